@@ -1,0 +1,1 @@
+"""The main job: encodings x seeds -> runs -> one result table."""
