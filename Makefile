@@ -1,0 +1,64 @@
+# make setup | format | check | test | test-slow | test-gpu | bench | docs | demo | changelog | clean
+
+PYTHON ?= $(shell python3.11 -c "" 2>/dev/null && echo python3.11 || echo python3)
+BIN := .venv/bin
+# Where pip looks for torch besides its own index, for example https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+WORKERS ?= 2
+# More arguments for pytest: make test TESTFLAGS="tests/test_positions.py -k padding"
+TESTFLAGS ?=
+RECIPE ?= recipes/quickstart.toml
+
+PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+OFFLINE = HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+PYTEST = OMP_NUM_THREADS=1 $(OFFLINE) $(BIN)/python -m pytest
+
+.PHONY: setup format check test test-slow test-gpu bench docs demo changelog clean
+
+setup: .venv/.stamp
+
+.venv/.stamp: pyproject.toml constraints.txt
+	@echo "setting up .venv with $(PYTHON) (about a minute)"
+	@$(PYTHON) -c "import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else \
+	    f'setup: $(PYTHON) is Python {v[0]}.{v[1]}, 3.11 or newer is needed; run make setup PYTHON=/path/to/python3.11')"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
+	@$(PIP_INSTALL) --editable ".[all,test,dev]"
+	@touch $@
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+test: setup
+	$(PYTEST) -n $(WORKERS) $(TESTFLAGS)
+
+test-slow: setup
+	$(PYTEST) -m "slow and not gpu" $(TESTFLAGS)
+
+test-gpu: setup
+	$(PYTEST) -m gpu $(TESTFLAGS)
+
+# Timings count only after the tests passed.
+bench: test
+	@set -e; for script in benchmarks/[!_]*.py; do \
+	    if [ -e "$$script" ]; then echo "== $$script"; $(BIN)/python "$$script"; else echo "bench: no script in benchmarks/"; fi; \
+	done
+
+docs: setup
+	$(BIN)/python docs/generate.py
+
+demo: setup
+	$(BIN)/locant compare $(RECIPE)
+
+changelog: setup
+	$(BIN)/python changes/gather.py
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
