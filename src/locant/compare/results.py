@@ -119,7 +119,9 @@ class RunResult:
         if self.status not in STATUSES:
             raise ValueError(f"RunResult: status={self.status!r} of {self.encoding!r} is not one of {STATUSES}")
         if self.status == "failed" and not self.reason:
-            raise ValueError(f"RunResult: {self.encoding!r} seed {self.seed} failed without a reason; say why it failed")
+            raise ValueError(
+                f"RunResult: {self.encoding!r} seed {self.seed} failed without a reason; say why it failed"
+            )
         _keep_finite(self, ("seconds",))
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,7 +158,9 @@ class ResultTable:
         if labels and self.baseline not in labels:
             raise ValueError(f"ResultTable: the baseline {self.baseline!r} has no run; there are {', '.join(labels)}")
         if strangers := sorted(set(self.speeds) - set(labels)):
-            raise ValueError(f"ResultTable: speeds of {', '.join(strangers)} but no such run; drop them or add the runs")
+            raise ValueError(
+                f"ResultTable: speeds of {', '.join(strangers)} but no such run; drop them or add the runs"
+            )
 
     @property
     def encodings(self) -> tuple[str, ...]:
