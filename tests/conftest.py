@@ -1,17 +1,11 @@
-"""What holds in every test: no network, fixed seeds, checked annotations, no luck with uninitialized memory, no silent skip."""
+"""What holds in every test: no network, fixed seeds, checked annotations, NaN where memory is uninitialized."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
-
-for _name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
-    os.environ.setdefault(_name, "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("MPLBACKEND", "agg")
-
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy
 import pytest
@@ -23,7 +17,12 @@ from tests.fill import fill_uninitialized_memory
 ROOT = Path(__file__).resolve().parents[1]
 pytest_plugins = ["tests.skips", "pytester"]
 
-# torch.compile cannot trace through the checker: its tests run in a subprocess that does not load this file, or sets this.
+for _name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+    os.environ.setdefault(_name, "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+# torch.compile cannot trace through the checker: its tests run in a process that does not load this file, or sets this.
 if os.environ.get("LOCANT_NO_TYPECHECK") != "1":
     install_import_hook("locant", "beartype.beartype")
 fill_uninitialized_memory()
@@ -43,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def golden_dir(request: pytest.FixtureRequest) -> Path:
     """Return the folder given by --golden."""
-    return request.config.getoption("--golden")
+    return Path(request.config.getoption("--golden"))
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,9 @@ def read_rows(text: str) -> list[tuple[str, str]]:
 
 def has_row(reason: str, patterns: list[str]) -> bool:
     """Whether one of the patterns describes the whole reason; only `*` is special."""
-    return any(re.fullmatch(fnmatch.translate(pattern.replace("[", "[[]").replace("?", "[?]")), reason) for pattern in patterns)
+    return any(
+        re.fullmatch(fnmatch.translate(pattern.replace("[", "[[]").replace("?", "[?]")), reason) for pattern in patterns
+    )
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:

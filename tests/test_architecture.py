@@ -60,7 +60,9 @@ def test_imports_point_one_way():
 def test_only_plots_imports_matplotlib():
     outside = {module: source for module, source in SOURCES.items() if not module.startswith("locant.plots.")}
     for library in ("matplotlib", "pylab", "seaborn"):
-        assert [finding for module, source in outside.items() for finding in foreign_imports(source, module, library)] == []
+        assert [
+            finding for module, source in outside.items() for finding in foreign_imports(source, module, library)
+        ] == []
 
 
 def test_softmax_is_called_only_where_attention_is_computed_or_analyzed():
@@ -97,6 +99,8 @@ def test_import_locant_takes_little_longer_than_torch():
         ("locant.terms", "def f():\n    from . import encoding", "locant.encoding"),
         ("locant.encoding", "from .attention import attention", "locant.attention.attention"),
         ("locant.encoding", "import importlib\nimportlib.import_module('locant.hf')", "locant.hf"),
+        ("locant.encoding", "import locant.encodings.shaw", "locant.encodings.shaw"),
+        ("locant.encoding", "from locant.encodings import shaw", "locant.encodings.shaw"),
         ("locant.encodings.shaw", "from locant.backends.reference import attend", "locant.backends.reference.attend"),
         ("locant.backends.sdpa", "from ..encodings.shaw import Shaw", "locant.encodings.shaw.Shaw"),
         ("locant.backends.native.loader", "from ...encoding import load", "locant.encoding.load"),
@@ -131,6 +135,7 @@ def test_a_module_without_a_place_is_found():
     "module, source",
     [
         ("locant.encodings.shaw", "import torch\nfrom ..terms import Term\nfrom locant.encoding import Encoding"),
+        ("locant.encoding", "import locant.encodings as folder"),
         ("locant.attention", "from .backends import BACKENDS\nfrom .positions import Positions"),
         ("locant.compare.run", "from .results import Result\nfrom locant import hf, load\nimport locant.training.mlm"),
         ("locant.cli.compare", "from locant.plots.curves import draw"),
@@ -162,7 +167,9 @@ def test_a_planted_matplotlib_is_found(source):
     assert "locant.report.page" in finding
 
 
-@pytest.mark.parametrize("call", ["x.softmax(-1)", "torch.softmax(x, -1)", "F.softmax(x)", "softmax(x)", "nn.Softmax(-1)"])
+@pytest.mark.parametrize(
+    "call", ["x.softmax(-1)", "torch.softmax(x, -1)", "F.softmax(x)", "softmax(x)", "nn.Softmax(-1)"]
+)
 def test_a_planted_softmax_is_found(call):
     (finding,) = softmax_calls(f"def f(x):\n    return {call}", "locant.encodings.shaw")
     assert finding == "locant.encodings.shaw:2 calls softmax"
@@ -170,7 +177,12 @@ def test_a_planted_softmax_is_found(call):
 
 
 def test_a_planted_nameless_file_is_found():
-    paths = [Path("src/locant/hf/utils.py"), Path("tests/common/cases.py"), Path("src/locant/_misc.py"), Path("src/ok.py")]
+    paths = [
+        Path("src/locant/hf/utils.py"),
+        Path("tests/common/cases.py"),
+        Path("src/locant/_misc.py"),
+        Path("src/ok.py"),
+    ]
     assert nameless_files(paths) == [str(path) for path in paths[:3]]
 
 

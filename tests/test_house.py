@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import pickle
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy
 import pytest
 import torch
 
+from tests.scripts import ROOT, load_script
 from tests.skips import ROWS, has_row, read_rows
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def load_script(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 # Uninitialized memory
 
@@ -65,7 +53,9 @@ def test_device_contexts_still_reach_the_wrapped_constructors():
 def test_the_wrapped_functions_pickle_as_the_originals():
     assert pickle.loads(pickle.dumps(torch.empty)) is torch.empty
     code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read())(3).shape)"
-    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(torch.empty), capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(torch.empty), capture_output=True, check=True
+    )
     assert done.stdout.decode().strip() == "torch.Size([3])"
 
 
@@ -128,7 +118,9 @@ def test_a_skip_without_a_row_fails_the_run(pytester, workers, more, code):
 def test_a_failing_run_keeps_its_own_exit_code(pytester):
     shutil.copy(ROOT / "tests" / "skips.py", pytester.path / "ledger.py")
     (pytester.path / "SKIPS.md").write_text("")
-    pytester.makepyfile("import pytest\ndef test_unknown(): pytest.skip('nobody knows')\ndef test_boom(): raise KeyboardInterrupt")
+    pytester.makepyfile(
+        "import pytest\ndef test_unknown(): pytest.skip('nobody knows')\ndef test_boom(): raise KeyboardInterrupt"
+    )
     assert pytester.runpytest_subprocess("-p", "ledger").ret == pytest.ExitCode.INTERRUPTED
 
 
@@ -141,7 +133,7 @@ def test_the_golden_folder_defaults_to_the_copy_beside_the_tests(golden_dir, pyt
 
 # Changelog
 
-gather = load_script(ROOT / "changes" / "gather.py")
+gather = load_script("changes/gather.py")
 DAY = datetime.date(2026, 2, 3)
 
 

@@ -1,0 +1,127 @@
+"""Write the page of each encoding and the README's table from docstrings and metadata."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import locant
+from locant.encoding import Encoding, encoding_class
+
+ROOT = Path(__file__).resolve().parents[1]
+START, END = "<!-- encodings: written by make docs -->", "<!-- end -->"
+SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 32, "causal": False}
+
+ACTS = {
+    "prepare": "positions",
+    "embed": "input embeddings",
+    "query_key": "queries and keys",
+    "terms": "attention",
+    "auxiliary_loss": "loss",
+}
+BEYOND = {
+    "clip": "farther offsets share the last row",
+    "saturate": "goes on, leveling off",
+    "raise": "refuses",
+    "defined": "goes on",
+}
+
+
+def table(pages: str) -> str:
+    """Return the Markdown table of all encodings; `pages` is the way to their pages."""
+    lines = ["| Encoding | Paper | Acts on | Past the trained length |", "|---|---|---|---|"]
+    for name in locant.names():
+        encoding = locant.load(name, **SIZES)
+        row = (
+            f"[`{name}`]({pages}{name}.md)",
+            paper(encoding),
+            acts(encoding),
+            BEYOND[encoding.properties.beyond_range],
+        )
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def paper(encoding: Encoding) -> str:
+    """Return authors, link and equation of the paper."""
+    where = f"[{encoding.paper.source}]({encoding.paper.url})" if encoding.paper.url else encoding.paper.source
+    return ", ".join(part for part in (encoding.paper.authors, where, encoding.paper.equation) if part)
+
+
+def acts(encoding: Encoding) -> str:
+    """Return in words where the encoding acts."""
+    return ", ".join(ACTS[site] for site in encoding.sites) or "nothing"
+
+
+def page(name: str) -> str:
+    """Return the page of one encoding."""
+    encoding, kind = locant.load(name, **SIZES), encoding_class(name)
+    module, claims = inspect.getmodule(kind), encoding.properties
+    options = [str(p) for p in inspect.signature(kind.__init__).parameters.values() if p.name != "self"]
+    facts = {
+        "Paper": paper(encoding),
+        "Acts on": acts(encoding),
+        "Depends on content": yes(claims.content),
+        "Unchanged when all ids shift": yes(claims.shift_invariant),
+        "Symmetric": yes(claims.symmetric),
+        "Past the trained length": BEYOND[claims.beyond_range],
+        "Layers by default": "share one object" if claims.layers == "shared" else "each have their own",
+        "Equals no encoding at": claims.neutral or "no parameter value",
+        "Multiplies the logits by": f"{encoding.logit_factor:.4g}",
+    }
+    lines = [f"# {name}", "", f'`locant.load("{name}", ...)` builds `{kind.__name__}({", ".join(options)})`.', ""]
+    lines += fenced(inspect.getdoc(module) or "") + fenced(inspect.getdoc(kind) or "")
+    lines += ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())]
+    return "\n".join(lines) + "\n"
+
+
+def yes(claim: bool) -> str:
+    """Return a claim in a word."""
+    return "yes" if claim else "no"
+
+
+def fenced(text: str) -> list[str]:
+    """Return a docstring as it is written: its columns and equations are aligned by hand."""
+    return ["```text", *text.splitlines(), "```", ""]
+
+
+def readme(text: str) -> str:
+    """Return the README with a fresh table between its two markers."""
+    if text.count(START) != 1 or text.count(END) != 1:
+        raise ValueError(f"docs: the README needs {START!r} and {END!r} once each, around the table of encodings")
+    head, rest = text.split(START)
+    return f"{head}{START}\n{table('docs/encodings/')}\n{END}{rest.split(END)[1]}"
+
+
+def render() -> dict[Path, str]:
+    """Return the text of every generated file."""
+    folder = ROOT / "docs" / "encodings"
+    files = {folder / f"{name}.md": page(name) for name in locant.names()}
+    files[folder / "README.md"] = (
+        f"# Encodings\n\nThese pages are written by `make docs` from the code.\n\n{table('')}\n"
+    )
+    files[ROOT / "README.md"] = readme((ROOT / "README.md").read_text(encoding="utf-8"))
+    return files
+
+
+def stale(files: dict[Path, str]) -> list[Path]:
+    """Return the generated files that are out of date or belong to no encoding."""
+    extra = [path for path in (ROOT / "docs" / "encodings").glob("*") if path not in files]
+    return extra + [
+        path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+
+
+def write(files: dict[Path, str]) -> None:
+    """Bring every generated file up to date."""
+    for path in stale(files):
+        if path in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(files[path], encoding="utf-8")
+        else:
+            path.unlink()
+        print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    write(render())
