@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def golden_dir(request: pytest.FixtureRequest) -> Path:
     """Return the folder given by --golden."""
-    return Path(request.config.getoption("--golden"))
+    return request.config.option.golden
 
 
 @pytest.fixture(autouse=True)

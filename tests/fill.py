@@ -1,8 +1,8 @@
 """Uninitialized memory reads as NaN under test, so that a forgotten initialization cannot pass by luck.
 
 `torch.utils.deterministic.fill_uninitialized_memory` does this only together with deterministic algorithms, which
-change the kernels under test. The wrappers here only fill. They stay in place for the whole process (a torch function that
-changes its identity halfway confuses torch's caches) and pickle as the functions that they wrap.
+change the kernels under test. The wrappers here only fill. They stay in place for the whole process (a torch function
+that changes its identity halfway confuses torch's caches) and pickle as the functions that they wrap.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def fill_uninitialized_memory() -> None:
     """Wrap torch.empty, empty_like, empty_strided and Tensor.new_empty for the rest of this process, once."""
     if hasattr(torch.empty, "__wrapped__"):
         return
-    # `with torch.device(...)` knows the constructors by identity, in a set that it builds once: let it see the originals.
+    # `with torch.device(...)` knows the constructors by identity, in a set built once: let it see the originals.
     torch.utils._device._device_constructors()
     for name in ("empty", "empty_like", "empty_strided"):
         setattr(torch, name, _filled(getattr(torch, name), "torch", name))

@@ -101,27 +101,31 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("more, code", [("", 0), *((text, 1) for text in UNKNOWN.values())], ids=["none", *UNKNOWN])
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_a_skip_without_a_row_fails_the_run(pytester, workers, more, code):
+def run_inside(pytester: pytest.Pytester, more: str, *arguments: str) -> pytest.RunResult:
     shutil.copy(ROOT / "tests" / "skips.py", pytester.path / "ledger.py")
     (pytester.path / "SKIPS.md").write_text("| `known reason *` | `here` | as a test |\n")
     pytester.makepyfile(test_one=SKIPPING, test_two="import pytest\n" + more)
-    done = pytester.runpytest_subprocess("-p", "ledger", "-p", "no:cacheprovider", *workers)
-    assert done.ret == code
-    if code:
-        done.stdout.fnmatch_lines(["*'nobody knows': 1 skipped, the first is test_two.py*", "*1 passed*"])
-    else:
-        done.stdout.fnmatch_lines(["*1 passed, 2 skipped*"])
+    return pytester.runpytest_subprocess("-p", "ledger", "-p", "no:cacheprovider", *arguments)
 
 
-def test_a_failing_run_keeps_its_own_exit_code(pytester):
-    shutil.copy(ROOT / "tests" / "skips.py", pytester.path / "ledger.py")
-    (pytester.path / "SKIPS.md").write_text("")
-    pytester.makepyfile(
-        "import pytest\ndef test_unknown(): pytest.skip('nobody knows')\ndef test_boom(): raise KeyboardInterrupt"
-    )
-    assert pytester.runpytest_subprocess("-p", "ledger").ret == pytest.ExitCode.INTERRUPTED
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_a_run_passes_when_every_skip_has_a_row(pytester, workers):
+    done = run_inside(pytester, "", *workers)
+    assert done.ret == 0
+    done.stdout.fnmatch_lines(["*1 passed, 2 skipped*"])
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_a_skip_without_a_row_fails_the_run(pytester, workers, kind):
+    done = run_inside(pytester, UNKNOWN[kind], *workers)
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    done.stdout.fnmatch_lines(["*'nobody knows': 1 skipped, the first is test_two.py*", "*1 passed*"])
+
+
+def test_an_interrupted_run_keeps_its_own_exit_code(pytester):
+    done = run_inside(pytester, UNKNOWN["mark"] + "\ndef test_stop(): raise KeyboardInterrupt")
+    assert done.ret == pytest.ExitCode.INTERRUPTED
 
 
 # Options
