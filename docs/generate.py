@@ -13,7 +13,7 @@ START, END = "<!-- encodings: written by make docs -->", "<!-- end -->"
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 32, "causal": False}
 
 ACTS = {
-    "prepare": "positions",
+    "prepare": "position ids",
     "embed": "input embeddings",
     "query_key": "queries and keys",
     "terms": "attention",
@@ -50,14 +50,15 @@ def paper(encoding: Encoding) -> str:
 
 def acts(encoding: Encoding) -> str:
     """Return in words where the encoding acts."""
-    return ", ".join(ACTS[site] for site in encoding.sites) or "nothing"
+    # What is prepared for later hooks acts there; alone, it is the ids that move.
+    sites = [site for site in encoding.sites if site != "prepare"] or encoding.sites
+    return ", ".join(ACTS[site] for site in sites) or "nothing"
 
 
 def page(name: str) -> str:
     """Return the page of one encoding."""
     encoding, kind = locant.load(name, **SIZES), encoding_class(name)
     module, claims = inspect.getmodule(kind), encoding.properties
-    options = [str(p) for p in inspect.signature(kind.__init__).parameters.values() if p.name != "self"]
     facts = {
         "Paper": paper(encoding),
         "Acts on": acts(encoding),
@@ -69,10 +70,20 @@ def page(name: str) -> str:
         "Equals no encoding at": claims.neutral or "no parameter value",
         "Multiplies the logits by": f"{encoding.logit_factor:.4g}",
     }
-    lines = [f"# {name}", "", f'`locant.load("{name}", ...)` builds `{kind.__name__}({", ".join(options)})`.', ""]
+    lines = [f"# {name}", "", f'`locant.load("{name}", ...)` builds `{kind.__name__}({signature(kind)})`.', ""]
     lines += fenced(inspect.getdoc(module) or "") + fenced(inspect.getdoc(kind) or "")
     lines += ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())]
     return "\n".join(lines) + "\n"
+
+
+def signature(kind: type[Encoding]) -> str:
+    """Return the constructor's options as they are written in the source."""
+    options = []
+    for option in inspect.signature(kind.__init__).parameters.values():
+        kinds = option.annotation if isinstance(option.annotation, str) else inspect.formatannotation(option.annotation)
+        default = "" if option.default is option.empty else f" = {option.default!r}"
+        options.append(f"{option.name}: {kinds}{default}")
+    return ", ".join(options[1:])  # without self
 
 
 def yes(claim: bool) -> str:
