@@ -1,0 +1,421 @@
+"""Encoding: the base class of all position encodings, their composition, and how they are found by name.
+
+An encoding overrides the hooks that its equation needs; ``sites`` is computed from which it overrides.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from locant.positions import Positions
+from locant.terms import Term
+
+SIZES = ("num_heads", "head_dim", "model_dim", "max_length", "causal")  # facts of the host, offered to every encoding
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where an encoding was published: arXiv identifier (or another source), the equation, authors and year."""
+
+    source: str
+    equation: str
+    authors: str = ""
+
+    @property
+    def url(self) -> str:
+        """Link to the paper, empty where the source is no arXiv identifier."""
+        return f"https://arxiv.org/abs/{self.source}" if self.source[:4].isdigit() else ""
+
+
+@dataclass(frozen=True)
+class Properties:
+    """Claims, each tested in both directions by the conformance suite.
+
+    ``shift_invariant``: adding a constant to all ids changes nothing. ``symmetric``: with q = k the logits are symmetric.
+    ``beyond_range``: what happens past the trained range. ``layers``: whether layers share one object by default.
+    ``neutral``: the parameter value at which the encoding equals no encoding at the same logit factor, if any.
+    ``content``: whether the position effect depends on q or k.
+    """
+
+    shift_invariant: bool
+    symmetric: bool
+    beyond_range: Literal["clip", "saturate", "raise", "defined"]
+    layers: Literal["separate", "shared"]
+    neutral: str | None = None
+    content: bool = False
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What an encoding may read of the layer it serves: q', k' (after ``query_key``), the input x, the projections.
+
+    ``x`` [B I M], ``q`` [B H I D], ``k`` [B H J D]. ``project_query`` and ``project_key`` map [R M] to [R H*D] with the
+    host's own weights (DeBERTa shares them). Fields a host cannot give are None.
+    """
+
+    q: Float[Tensor, "B H I D"]
+    k: Float[Tensor, "B H J D"]
+    x: Float[Tensor, "B I M"] | None = None
+    project_query: Callable[[Tensor], Tensor] | None = None
+    project_key: Callable[[Tensor], Tensor] | None = None
+
+
+class Encoding(nn.Module):
+    """One position encoding, serving one layer (or, as one object, all layers).
+
+    Subclasses set ``name``, ``paper`` and ``properties`` and override the hooks they need.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[Paper]
+    properties: Properties
+    logit_factor: float = 1.0  # multiplies the host's 1/sqrt(D); TUPE sqrt(1/2), DeBERTa sqrt(1/3)
+    max_length: int | None = None  # ids must stay below this; None where any id is defined
+
+    def prepare(self, positions: Positions) -> Positions:
+        """Once per forward, at the entrance: move the ids, or compute what all layers share."""
+        return positions
+
+    def embed(self, x: Float[Tensor, "B I M"], positions: Positions) -> Float[Tensor, "B I M"]:
+        """Once per forward: the token embeddings with position information."""
+        return x
+
+    def query_key(
+        self, q: Float[Tensor, "B H I D"], k: Float[Tensor, "B H J D"], positions: Positions
+    ) -> tuple[Float[Tensor, "B H I D"], Float[Tensor, "B H J D"]]:
+        """Each layer: q', k'."""
+        return q, k
+
+    def terms(self, positions: Positions, layer: Layer) -> tuple[Term, ...]:
+        """Each layer: the terms that attention adds."""
+        return ()
+
+    def auxiliary_loss(self, aux: Any, targets: Any) -> Tensor | None:
+        """A loss of the encoding itself, to be added by the trainer (None where there is none)."""
+        return None
+
+    def tie(self, first: Encoding) -> None:
+        """Share with the first layer's object what all layers share, where the rest is separate."""
+
+    def neutralize(self) -> None:
+        """Set the parameters to the value at which the encoding changes nothing.
+
+        Raises: ValueError where no such value exists.
+        """
+        raise ValueError(f"{self.name}: has no neutral parameter value; start from its own initialization")
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Where the encoding acts: the hooks its class overrides."""
+        hooks = ("prepare", "embed", "query_key", "terms", "auxiliary_loss")
+        return tuple(h for h in hooks if getattr(type(self), h) is not getattr(Encoding, h))
+
+    def parts(self) -> tuple[Encoding, ...]:
+        """The encodings this one is composed of (itself, unless it is a sum)."""
+        return (self,)
+
+    def check_length(self, positions: Positions) -> None:
+        """Raise a ValueError where the positions reach past the table."""
+        if self.max_length is not None and positions.length > self.max_length:
+            raise ValueError(
+                f"{self.name}: positions reach {positions.length} but the table has {self.max_length} rows; "
+                f"truncate to {self.max_length} tokens, or build it with max_length={positions.length}"
+            )
+
+    def __add__(self, other: Encoding) -> Sum:
+        """Both encodings at once."""
+        return Sum(*self.parts(), *other.parts())
+
+
+class Sum(Encoding):
+    """Several encodings at once: hooks run in order, terms are joined, logit factors multiply."""
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(part for given in parts for part in given.parts())
+        if "name" not in type(self).__dict__:
+            self.name = "+".join(part.name for part in self.parts())
+
+    def parts(self) -> tuple[Encoding, ...]:
+        """The encodings this one is composed of."""
+        return tuple(self.members)  # pyright: ignore[reportReturnType]
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Where the parts act."""
+        found = {site for part in self.parts() for site in part.sites}
+        return tuple(h for h in ("prepare", "embed", "query_key", "terms", "auxiliary_loss") if h in found)
+
+    @property
+    def logit_factor(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The product of the parts' factors."""
+        factor = 1.0
+        for part in self.parts():
+            factor = factor * part.logit_factor
+        return factor
+
+    @property
+    def max_length(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The smallest limit of the parts."""
+        return min((p.max_length for p in self.parts() if p.max_length is not None), default=None)
+
+    @property
+    def properties(self) -> Properties:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the parts have in common."""
+        all_of = [part.properties for part in self.parts()]
+        order = ("raise", "clip", "saturate", "defined")
+        neutral = [p.neutral for p in all_of]
+        return Properties(
+            shift_invariant=all(p.shift_invariant for p in all_of),
+            symmetric=all(p.symmetric for p in all_of),
+            beyond_range=min((p.beyond_range for p in all_of), key=order.index),
+            layers="shared" if all(p.layers == "shared" for p in all_of) else "separate",
+            neutral=" and ".join(n for n in neutral if n) if all(neutral) else None,
+            content=any(p.content for p in all_of),
+        )
+
+    def prepare(self, positions: Positions) -> Positions:
+        """Each part in turn."""
+        for part in self.parts():
+            positions = part.prepare(positions)
+        return positions
+
+    def embed(self, x: Float[Tensor, "B I M"], positions: Positions) -> Float[Tensor, "B I M"]:
+        """Each part in turn."""
+        for part in self.parts():
+            x = part.embed(x, positions)
+        return x
+
+    def query_key(
+        self, q: Float[Tensor, "B H I D"], k: Float[Tensor, "B H J D"], positions: Positions
+    ) -> tuple[Float[Tensor, "B H I D"], Float[Tensor, "B H J D"]]:
+        """Each part in turn."""
+        for part in self.parts():
+            q, k = part.query_key(q, k, positions)
+        return q, k
+
+    def terms(self, positions: Positions, layer: Layer) -> tuple[Term, ...]:
+        """The terms of all parts."""
+        return tuple(term for part in self.parts() for term in part.terms(positions, layer))
+
+    def neutralize(self) -> None:
+        """Neutralize every part."""
+        for part in self.parts():
+            part.neutralize()
+
+
+class Stack(nn.Module):
+    """Which encoding serves each layer of a model. Sharing across layers is identity: one object, or one for each.
+
+    ``layers[i]`` is layer i's encoding. ``prepare`` and ``embed`` run once per forward, at the model's entrance.
+    """
+
+    def __init__(self, layers: Sequence[Encoding]) -> None:
+        super().__init__()
+        if not layers:
+            raise ValueError("stack: got 0 layers; give one encoding for each layer")
+        self.layers = nn.ModuleList(layers)
+
+    def parts(self) -> tuple[Encoding, ...]:
+        """Every distinct part of every layer, once, in order."""
+        return tuple(dict.fromkeys(part for layer in self for part in layer.parts()))
+
+    def __iter__(self) -> Iterator[Encoding]:
+        """The layers' encodings."""
+        return iter(self.layers)  # pyright: ignore[reportReturnType]
+
+    def __len__(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+    def __getitem__(self, index: int) -> Encoding:
+        """Layer ``index``'s encoding."""
+        return self.layers[index]  # pyright: ignore[reportReturnType]
+
+    @property
+    def name(self) -> str:
+        """The name of the layers' encoding, or all names where they differ."""
+        return ", ".join(dict.fromkeys(layer.name for layer in self))
+
+    @property
+    def max_length(self) -> int | None:
+        """The smallest limit of the parts."""
+        return min((p.max_length for p in self.parts() if p.max_length is not None), default=None)
+
+    def prepare(self, positions: Positions) -> Positions:
+        """Positions with what the layers share on board; checks the length against every table."""
+        for part in self.parts():
+            positions = part.prepare(positions)
+        for part in self.parts():
+            part.check_length(positions)
+        return positions
+
+    def embed(self, x: Float[Tensor, "B I M"], positions: Positions) -> Float[Tensor, "B I M"]:
+        """Token embeddings with the position information of every distinct part."""
+        for part in self.parts():
+            x = part.embed(x, positions)
+        return x
+
+
+def _classes() -> dict[str, type[Encoding]]:
+    return dict(_walk())
+
+
+@lru_cache(maxsize=1)
+def _walk() -> tuple[tuple[str, type[Encoding]], ...]:
+    """Every Encoding class with a name, found by walking the folder of encodings."""
+    import locant.encodings as folder
+
+    found: dict[str, type[Encoding]] = {}
+    for info in sorted(pkgutil.iter_modules(folder.__path__), key=lambda m: m.name):
+        module = importlib.import_module(f"{folder.__name__}.{info.name}")
+        for value in vars(module).values():
+            if (
+                inspect.isclass(value)
+                and issubclass(value, Encoding)
+                and value.__module__ == module.__name__
+                and "name" in value.__dict__
+            ):
+                assert value.name not in found, f"two encodings are called {value.name!r}"
+                found[value.name] = value
+    return tuple(found.items())
+
+
+def names() -> list[str]:
+    """The names of all encodings, sorted."""
+    return sorted(_classes())
+
+
+def encoding_class(name: str) -> type[Encoding]:
+    """The class of a named encoding.
+
+    Raises: ValueError for an unknown name, with the near ones.
+    """
+    classes = _classes()
+    if name in classes:
+        return classes[name]
+    near = difflib.get_close_matches(name, classes, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}? (see locant list)" if near else f"choose one of {', '.join(names())}"
+    raise ValueError(f"unknown encoding {name!r}; {hint}")
+
+
+def option_names(name: str) -> list[str]:
+    """The constructor options of a named encoding, without the sizes of the host."""
+    parameters = inspect.signature(encoding_class(name).__init__).parameters
+    return [p for p in parameters if p != "self" and p not in SIZES]
+
+
+def _accepted(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Options the class takes; sizes it has no use for are dropped, anything else unknown raises."""
+    parameters = [p for p in inspect.signature(encoding_class(name).__init__).parameters if p != "self"]
+    for option in options:
+        if option not in parameters and option not in SIZES:
+            near = difflib.get_close_matches(option, parameters, n=2, cutoff=0.5)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it takes {', '.join(parameters) or 'none'}"
+            raise ValueError(f"{name}: unknown option {option!r}={options[option]!r}; {hint}")
+    missing = [
+        p
+        for p, spec in inspect.signature(encoding_class(name).__init__).parameters.items()
+        if p != "self" and spec.default is inspect.Parameter.empty and options.get(p) is None
+    ]
+    if missing:
+        raise ValueError(f"{name}: needs {', '.join(f'{m}=...' for m in missing)}, which was not given")
+    return {key: value for key, value in options.items() if key in parameters and not (key in SIZES and value is None)}
+
+
+def load(name: str, **options: Any) -> Encoding:
+    """Build one encoding by name, for one layer; ``"a+b"`` composes. See ``locant.names()``.
+
+    Sizes of the host (num_heads, head_dim, model_dim, max_length, causal) may always be given: an encoding without use
+    for one leaves it out. Raises: ValueError for an unknown name or option, with the near ones.
+    """
+    parts = [part.strip() for part in name.split("+")]
+    if len(parts) > 1:
+        options_of = [{k: v for k, v in options.items() if k in SIZES or k in option_names(part)} for part in parts]
+        unused = set(options) - {k for given in options_of for k in given}
+        if unused:
+            raise ValueError(f"{name}: no part takes the option {sorted(unused)[0]!r}={options[sorted(unused)[0]]!r}")
+        return Sum(*(load(part, **given) for part, given in zip(parts, options_of, strict=True)))
+    return encoding_class(name)(**_accepted(name, options))
+
+
+def stack(
+    encoding: str | Sequence[str] | Callable[[], Encoding] | Encoding,
+    num_layers: int,
+    *,
+    share_layers: bool | None = None,
+    **options: Any,
+) -> Stack:
+    """Build the encodings of a model with ``num_layers`` layers.
+
+    ``encoding`` is a name (``"a+b"`` composes), a sequence with one name for each layer, a function that builds one
+    encoding, or an encoding (served to all layers as it is). ``share_layers`` overrides whether layers share one object
+    (the default is each encoding's ``properties.layers``). An encoding that acts on the input embedding is always shared.
+    Raises: ValueError for unknown names and options, or a sequence of another length.
+    """
+    if isinstance(encoding, Encoding):
+        if share_layers is False:
+            raise ValueError(
+                f"{encoding.name}: share_layers=False needs a fresh object for each layer; give the name or a function "
+                "that builds one instead of the object"
+            )
+        return Stack([encoding] * num_layers)
+    if isinstance(encoding, Sequence) and not isinstance(encoding, str):
+        if len(encoding) != num_layers:
+            raise ValueError(f"stack: got {len(encoding)} encodings for {num_layers} layers; give one name for each layer")
+        return Stack(_mixed(list(encoding), share_layers, options))
+    build = encoding if callable(encoding) else lambda: load(encoding, **options)
+    return Stack(_layers(build, num_layers, share_layers))
+
+
+def _layers(build: Callable[[], Encoding], num_layers: int, share_layers: bool | None) -> list[Encoding]:
+    built = [build() for _ in range(num_layers)]
+    if len(built[0].parts()) == 1:
+        return _tied(built, share_layers)
+    columns = [_tied([layer.parts()[c] for layer in built], share_layers) for c in range(len(built[0].parts()))]
+    return [Sum(*row) for row in zip(*columns, strict=True)]
+
+
+def _mixed(encodings: list[str], share_layers: bool | None, options: dict[str, Any]) -> list[Encoding]:
+    """One name for each layer: layers of the same name are built (and share) together."""
+    layers: list[Encoding | None] = [None] * len(encodings)
+    for name in dict.fromkeys(encodings):
+        places = [i for i, other in enumerate(encodings) if other == name]
+        own = {k: v for k, v in options.items() if k in SIZES or any(k in option_names(p.strip()) for p in name.split("+"))}
+        for place, layer in zip(places, _layers(lambda name=name, own=own: load(name, **own), len(places), share_layers), strict=True):
+            layers[place] = layer
+    unused = [k for k in options if k not in SIZES and not any(k in option_names(p.strip()) for n in encodings for p in n.split("+"))]
+    if unused:
+        raise ValueError(f"stack: no encoding of {encodings} takes the option {unused[0]!r}={options[unused[0]]!r}")
+    return [layer for layer in layers if layer is not None]
+
+
+def _tied(built: list[Encoding], share_layers: bool | None) -> list[Encoding]:
+    """One object for all layers, or separate ones that share what their class shares."""
+    first = built[0]
+    always = "embed" in first.sites
+    if always and share_layers is False:
+        raise ValueError(f"{first.name}: acts on the input embedding, which all layers have in common; leave out share_layers=False")
+    if always or (first.properties.layers == "shared" if share_layers is None else share_layers):
+        return [first] * len(built)
+    for other in built[1:]:
+        other.tie(first)
+    return built
+
+
+def draw(table: nn.Parameter, std: float = 0.02, mean: float = 0.0) -> nn.Parameter:
+    """Fill a table with normal draws, as the methods' authors do."""
+    with torch.no_grad():
+        table.normal_(mean, std)
+    return table
