@@ -116,7 +116,8 @@ def _clear_sentence(clear: Sequence[tuple[Row, Difference]], base: str, word: st
             f"({_nats(gap.seed_spread)}); 95% interval {_interval(gap)}."
         )
     widest = max((gap.seed_spread or 0.0) for _, gap in clear)
-    return f"Clearly {word} {base}: {_join(_some(_named(clear)))} nats; the spread of the seeds is at most {_nats(widest)}."
+    spread = f"the spread of the seeds is at most {_nats(widest)}"
+    return f"Clearly {word} {base}, in nats: {_join(_some(_named(clear)))}; {spread}."
 
 
 # --- lengths and shifts ----------------------------------------------------------------------------------------------
