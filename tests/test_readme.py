@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import tomllib
 
 import pytest
+import torch
 
 import locant
 from tests.scripts import ROOT, load_script
@@ -61,6 +63,25 @@ def test_a_changed_docstring_and_a_removed_encoding_are_found():
 def test_a_readme_without_its_markers_is_refused():
     with pytest.raises(ValueError, match="'<!-- end -->' once each"):
         docs.readme(docs.START)
+
+
+def test_the_encoding_of_the_contributing_guide_follows_its_equation():
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    scope: dict = {"__name__": "contributed"}
+    exec(compile(textwrap.dedent(code), "CONTRIBUTING.md", "exec"), scope)
+    encoding = scope["OffsetBias"](num_heads=3, clip=2)
+    q, k, v = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
+    positions = locant.Positions.arange(5)
+
+    def attend(*terms):
+        return locant.attention(q, k, v, terms, positions, backend="reference", return_weights=True)
+
+    _, weights = attend(*encoding.terms(positions, locant.Layer(q, k)))
+    logits = [q[1, 2, 3] @ k[1, 2, j] / 8**0.5 + encoding.table[2, max(-2, min(2, j - 3)) + 2] for j in range(5)]
+    torch.testing.assert_close(weights[1, 2, 3].log(), torch.stack(logits).log_softmax(0))
+    encoding.neutralize()
+    torch.testing.assert_close(attend(*encoding.terms(positions, locant.Layer(q, k))), attend())
 
 
 def test_versions_agree():
