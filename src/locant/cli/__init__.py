@@ -1,0 +1,19 @@
+"""The `locant` command: one file for each subcommand; each parses, calls one function and prints."""
+
+from __future__ import annotations
+
+import typer
+
+from locant.cli import compare, describe, list_encodings
+
+app = typer.Typer(
+    name="locant",
+    help="Position encodings: list and describe them, and compare them on real text.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+compare.register(app)
+list_encodings.register(app)
+describe.register(app)

@@ -1,0 +1,86 @@
+"""`locant compare`: train, measure and report the encodings of a recipe."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from locant.cli.errors import FAILED, INTERRUPTED, one_sentence
+
+HELP = """Compare position encodings: train the same small BERT once for each encoding and seed, evaluate, report.
+
+RECIPE is a TOML file. Everything in it can be overridden by key=value behind it, with dots into its tables.
+
+Examples:
+
+  locant compare recipes/quickstart.toml
+
+  locant compare recipes/quickstart.toml train.steps=200 seeds=1,2,3 --out runs/short
+
+  locant compare recipes/quickstart.toml encodings=none,tisa,huang_m4 text.text=~/notes
+
+  locant compare recipes/quickstart.toml 'encodings=["none", {name="shaw", label="shaw-4", clip=4}]'
+
+  LOCANT_DATA=~/data locant compare recipes/books.toml --jobs 4
+
+The output folder gets results.json, table.csv, runs.csv, plots and report.html. Stop at any time (Ctrl-C): the same command
+goes on after the last finished run. More encodings or seeds may be added later; any other change needs another --out.
+
+Exit code: 0; 1 when runs failed (the table shows which) or the folder cannot be written; 2 for bad input.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("compare", help=HELP)(compare)
+
+
+def compare(
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, such as recipes/quickstart.toml.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="For example train.steps=200.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder.", show_default="runs/<name of the recipe>")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs trained side by side.", show_default="the recipe's jobs, or 1")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result table as JSON on stdout.")] = False,
+) -> None:
+    """Parses, compares, prints."""
+    with one_sentence():
+        from locant.cli.progress import Watcher
+        from locant.compare.grid import compare as run_comparison
+        from locant.compare.recipe import load_recipe
+        from locant.compare.tables import to_text
+        from locant.report import write_report
+
+        loaded = load_recipe(recipe, overrides or [])
+        folder = out or Path("runs") / loaded.name
+        command = " ".join(["locant", *sys.argv[1:]])
+        try:
+            with Watcher(loaded.train.steps) as watcher:
+                table = run_comparison(loaded, folder, jobs=jobs, watch=watcher, command=command)
+            report = write_report(table, folder / "report.html")
+            _save_plots(table, folder / "plots")
+        except KeyboardInterrupt:
+            finished = len(list(folder.glob("runs/*/run.json")))
+            print(f"\nstopped: {finished} finished runs are kept in {folder}; the same command goes on", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+        print(table.to_json() if as_json else to_text(table), end="")
+        print(f"\nreport: {report.resolve()}", file=sys.stderr if as_json else sys.stdout)
+        if any(run.status != "done" for run in table.runs):
+            raise typer.Exit(FAILED)
+
+
+def _save_plots(table, folder: Path) -> None:  # noqa: ANN001
+    from locant import plots
+
+    for name in ("loss_by_step", "loss_by_length", "loss_by_shift", "speed_against_quality"):
+        figure = getattr(plots, name)(table)
+        for suffix in ("svg", "png"):
+            plots.save(figure, folder / f"{name}.{suffix}")

@@ -1,0 +1,30 @@
+"""Errors that a user can do something about: one sentence on stderr, no traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+BAD_INPUT = 2  # something asked for cannot be
+FAILED = 1  # something went wrong, or some runs failed
+INTERRUPTED = 130  # Ctrl-C, as shells count it
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """ValueError and FileNotFoundError end with code 2, other OSErrors with code 1; anything else is a bug and is shown whole."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError, NotADirectoryError, ModuleNotFoundError) as error:
+        _print(error)
+        raise typer.Exit(BAD_INPUT) from None
+    except OSError as error:
+        _print(error)
+        raise typer.Exit(FAILED) from None
+
+
+def _print(error: Exception) -> None:
+    print(f"error: {str(error) or type(error).__name__}", file=sys.stderr)

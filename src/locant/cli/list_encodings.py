@@ -1,0 +1,56 @@
+"""`locant list`: all encodings in one table."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from locant.cli.errors import one_sentence
+
+HELP = """List all position encodings: name, paper, where it acts, what happens beyond the trained range.
+
+Examples:
+
+  locant list
+
+  locant list --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("list", help=HELP)(list_encodings)
+
+
+def list_encodings(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Parses, looks up, prints."""
+    with one_sentence():
+        from locant.cli.facts import all_facts
+
+        rows = all_facts()
+        if as_json:
+            print(json.dumps(rows, indent=1, ensure_ascii=False))
+        else:
+            print_table(rows)
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """One line for each encoding, cut at the width of a terminal."""
+    header = ("name", "acts in", "shift", "beyond", "layers", "paper", "what it is")
+    cells = [header]
+    for row in rows:
+        properties = row["properties"]
+        shift = "invariant" if properties["shift_invariant"] else "-"
+        sites = ", ".join(row["sites"]) or "-"
+        paper = row["paper"]["source"]
+        cells.append((row["name"], sites, shift, properties["beyond_range"], properties["layers"], paper, row["summary"]))
+    widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
+    limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in cells:
+        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        print(text[: limit - 1] + "…" if limit is not None and len(text) > limit else text)
+    print("\nlocant describe NAME tells the equation, the options and the parameters of one.")

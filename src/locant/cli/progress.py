@@ -1,0 +1,98 @@
+"""Progress of a comparison on stderr: bars in a terminal, one line for each event of note elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from locant.compare.executors import Task
+    from locant.compare.grid import Stage
+
+_TITLES = {"text": "reading text", "train": "training", "measure": "measuring speed and memory"}
+
+
+class Watcher:
+    """Shows stages and tasks as they happen; use it as a context manager and give it to `compare` as `watch`."""
+
+    def __init__(self, steps: int) -> None:
+        self.console = Console(stderr=True)
+        self.steps = steps
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.bars: dict[Task, TaskID] = {}
+        self.total: TaskID | None = None
+        self.ended = self.wanted = 0
+        self.losses: dict[Task, float] = {}
+        self.started: dict[Task, float] = {}
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def __call__(self, subject: Stage | Task, event: dict[str, Any]) -> None:
+        """One stage that begins (no event), or one event of a task."""
+        if not event:
+            self._begin(subject)  # type: ignore[arg-type]
+        else:
+            getattr(self, f"_{event['event']}")(subject, event)
+
+    def _begin(self, stage: Stage) -> None:
+        if self.total is not None:
+            self.progress.remove_task(self.total)
+            self.total = None
+        self.ended, self.wanted = stage.finished, stage.finished + len(stage.tasks)
+        done = f" ({stage.finished} of {self.wanted} were finished before)" if stage.finished else ""
+        self._say(f"{_TITLES[stage.name]}{done}")
+        if stage.name != "text":  # which has bars of its own
+            self.progress.start()
+            title = _TITLES[stage.name]
+            self.total = self.progress.add_task(title, total=self.wanted, completed=stage.finished, note="")
+
+    def _start(self, task: Task, event: dict[str, Any]) -> None:
+        self.started[task] = time.monotonic()
+        total = self.steps if task.kind == "train" else None
+        self.bars[task] = self.progress.add_task(f"  {task.title}", total=total, note="starting")
+
+    def _step(self, task: Task, event: dict[str, Any]) -> None:
+        self.losses[task] = event["loss"]
+        if task.kind == "train":
+            note = f"loss {event['loss']:.3f}  {event['tokens_per_second']:,.0f} tokens/s"
+            self.progress.update(self.bars[task], completed=event["step"], note=note)
+
+    def _evaluate(self, task: Task, event: dict[str, Any]) -> None:
+        self.progress.update(self.bars[task], note="evaluating")
+
+    def _done(self, task: Task, event: dict[str, Any]) -> None:
+        loss = f", last training loss {self.losses[task]:.3f}" if task in self.losses else ""
+        self._end(task, f"{time.monotonic() - self.started[task]:.0f} s{loss}")
+
+    def _failed(self, task: Task, event: dict[str, Any]) -> None:
+        self._end(task, f"[red]stopped[/red]: {event['message']}")
+
+    def _error(self, task: Task, event: dict[str, Any]) -> None:
+        self._end(task, f"[red]failed[/red]: {event['message']}")
+
+    def _end(self, task: Task, words: str) -> None:
+        self.ended += 1
+        self.progress.remove_task(self.bars.pop(task))
+        if self.total is not None:
+            self.progress.advance(self.total)
+        if task.kind == "train" or "failed" in words:
+            self._say(f"  {self.ended:>2}/{self.wanted} {task.title}: {words}")
+
+    def _say(self, words: str) -> None:
+        self.console.print(words, highlight=False, soft_wrap=True)

@@ -1,0 +1,138 @@
+"""Where tasks run: local worker processes, several side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from locant.compare.environment import available_cores
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training run (kind "train", a seed) or one round of measurement (kind "measure", a round)."""
+
+    kind: str
+    label: str
+    seed: int | None = None
+    round: int | None = None
+
+    @property
+    def title(self) -> str:
+        """Words for a progress bar."""
+        return f"{self.label} seed {self.seed}" if self.kind == "train" else f"{self.label} speed"
+
+
+class LocalExecutor:
+    """Runs tasks in `jobs` worker processes of `threads` threads each (0: the cores divided among the jobs)."""
+
+    def __init__(self, out: Path, jobs: int, threads: int = 0, command: str = "") -> None:
+        self.out, self.jobs, self.command = out, jobs, command
+        self.threads = threads or max(1, available_cores() // jobs)
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, dict[str, Any]]]:
+        """Yields (task, event) as they happen; closing the iterator stops every task that still runs.
+
+        Events: start; step (step, loss, tokens_per_second); evaluate; done; error (kind "run" or "output", message).
+        """
+        waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        for task in tasks:
+            waiting.put(task)
+        events: queue.SimpleQueue[tuple[Task, dict[str, Any]] | None] = queue.SimpleQueue()
+        slots = [_Slot(self, waiting, events) for _ in range(min(self.jobs, len(tasks)))]
+        try:
+            for slot in slots:
+                slot.start()
+            for _ in slots:
+                while (item := events.get()) is not None:
+                    yield item
+        finally:
+            for slot in slots:
+                slot.stop()
+
+
+class _Slot(threading.Thread):
+    """Takes tasks one after the other and has them done by a worker process."""
+
+    def __init__(self, executor: LocalExecutor, waiting: queue.SimpleQueue[Task], events: queue.SimpleQueue[Any]) -> None:
+        super().__init__(daemon=True)
+        self.executor, self.waiting, self.events = executor, waiting, events
+        self.worker: subprocess.Popen[str] | None = None
+        self.stopped = False
+
+    def run(self) -> None:
+        try:
+            while not self.stopped:
+                try:
+                    task = self.waiting.get_nowait()
+                except queue.Empty:
+                    break
+                self._do(task)
+        finally:
+            self.stop()
+            self.events.put(None)
+
+    def _do(self, task: Task) -> None:
+        self.events.put((task, {"event": "start"}))
+        try:
+            worker = self._ready_worker()
+            body = {**vars(task), "command": self.executor.command}
+            assert worker.stdin is not None and worker.stdout is not None
+            worker.stdin.write(json.dumps(body) + "\n")
+            worker.stdin.flush()
+            for line in worker.stdout:
+                event = json.loads(line)
+                self.events.put((task, event))
+                if event["event"] in ("done", "error"):
+                    return
+            message = f"its process ended with code {worker.wait()}"
+        except OSError as error:
+            message = f"its process could not be reached: {error}"
+        if not self.stopped:
+            self.events.put((task, {"event": "error", "kind": "run", "message": message}))
+        self.worker = None
+
+    def _ready_worker(self) -> subprocess.Popen[str]:
+        if self.worker is None or self.worker.poll() is not None:
+            threads = str(self.executor.threads)
+            environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+            environment.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", PYTHONUNBUFFERED="1")
+            self.worker = subprocess.Popen(
+                [sys.executable, "-m", "locant.compare.worker", str(self.executor.out), threads],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops the workers in order
+            )
+            assert self.worker.stdout is not None
+            if not self.worker.stdout.readline():
+                raise OSError(f"worker ended with code {self.worker.wait()} before its first task")
+        return self.worker
+
+    def stop(self) -> None:
+        """Ends the worker and the task it is at."""
+        self.stopped = True
+        worker = self.worker
+        if worker is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            if worker.stdin is not None:
+                worker.stdin.close()
+        try:
+            worker.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+        with contextlib.suppress(OSError, ValueError):
+            if worker.stdout is not None and threading.current_thread() is self:
+                worker.stdout.close()

@@ -1,0 +1,130 @@
+"""`compare`: the grid of encodings x seeds, trained, measured and gathered; what is finished is never done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from locant.compare.environment import environment
+from locant.compare.executors import LocalExecutor, Task
+from locant.compare.folder import OutputFolder, open_folder
+from locant.compare.measure import median_speed
+from locant.compare.recipe import Recipe
+from locant.compare.results import ResultTable, RunResult, Speed
+from locant.compare.tables import encodings_csv, runs_csv
+from locant.compare.text import PreparedText, prepare_text
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What begins: "text", "train" or "measure", with the tasks that wait and how many were finished before."""
+
+    name: str
+    tasks: tuple[Task, ...] = ()
+    finished: int = 0
+
+
+Watch = Callable[[Stage | Task, dict[str, Any]], None]
+
+
+def compare(
+    recipe: Recipe, out: str | Path, *, jobs: int | None = None, watch: Watch | None = None, command: str = ""
+) -> ResultTable:
+    """Runs what is missing of a recipe in the folder `out`, writes results.json, table.csv and runs.csv, returns them.
+
+    `watch(stage, {})` is called when a stage begins and `watch(task, event)` at every event of a task. Interrupt it at
+    any time: called again it goes on after the last finished run.
+    Raises: ValueError for a folder of another recipe or text too short; OSError where the folder cannot be written.
+    """
+    watch = watch or (lambda subject, event: None)
+    with open_folder(out, recipe) as folder:
+        watch(Stage("text"), {})
+        try:
+            text = prepare_text(recipe, folder.text)
+        except OSError as error:
+            if error.filename is not None and str(folder.path) in str(error.filename):
+                from locant.compare.folder import unwritable
+
+                raise unwritable(folder.path, error) from error
+            raise
+        failures = _train(folder, jobs or recipe.jobs, watch, command)
+        speeds = _measure(folder, watch, command)
+        table = _table(folder, failures, speeds, text, command)
+        folder.write("results.json", table.to_json())
+        folder.write("table.csv", encodings_csv(table))
+        folder.write("runs.csv", runs_csv(table))
+    return table
+
+
+def _train(folder: OutputFolder, jobs: int, watch: Watch, command: str) -> dict[tuple[str, int], str]:
+    """Does the runs that are missing; returns why runs failed that left no run.json."""
+    recipe = folder.recipe
+    wanted = [Task("train", label, seed=seed) for seed in recipe.seeds for label in recipe.labels]
+    missing = [task for task in wanted if folder.finished(task.label, task.seed or 0) is None]
+    watch(Stage("train", tuple(missing), len(wanted) - len(missing)), {})
+    failures: dict[tuple[str, int], str] = {}
+    for task, message in _execute(LocalExecutor(folder.path, jobs, command=command), missing, watch):
+        failures[task.label, task.seed or 0] = message
+    return failures
+
+
+def _measure(folder: OutputFolder, watch: Watch, command: str) -> dict[str, Speed]:
+    """Speed and memory, one encoding at a time; rounds alternate their order, so that drift hits all alike."""
+    recipe = folder.recipe
+    rounds = range(recipe.measure.rounds)
+    wanted = [
+        Task("measure", label, round=round_)
+        for round_ in rounds
+        for label in (recipe.labels if round_ % 2 == 0 else reversed(recipe.labels))
+    ]
+    missing = [task for task in wanted if folder.measured(task.label, task.round or 0) is None]
+    if wanted:
+        watch(Stage("measure", tuple(missing), len(wanted) - len(missing)), {})
+    executor = LocalExecutor(folder.path, 1, recipe.measure.threads, command)
+    failures = {task.label: message for task, message in _execute(executor, missing, watch)}
+    speeds = {}
+    for label in recipe.labels:
+        measured = [speed for round_ in rounds if (speed := folder.measured(label, round_)) is not None]
+        if measured:
+            speeds[label] = median_speed(measured)
+        elif label in failures:
+            speeds[label] = Speed(None, None, None, None, failures[label])
+    return speeds
+
+
+def _execute(executor: LocalExecutor, tasks: Sequence[Task], watch: Watch) -> list[tuple[Task, str]]:
+    """Failed tasks with their messages. Raises: OSError when an output cannot be written, which would fail all."""
+    failed = []
+    events = executor.run(tasks)
+    try:
+        for task, event in events:
+            watch(task, event)
+            if event["event"] == "error":
+                if event["kind"] == "output":
+                    raise OSError(event["message"])
+                failed.append((task, event["message"]))
+    finally:
+        events.close()  # type: ignore[attr-defined]
+    return failed
+
+
+def _table(
+    folder: OutputFolder,
+    failures: dict[tuple[str, int], str],
+    speeds: dict[str, Speed],
+    text: PreparedText,
+    command: str,
+) -> ResultTable:
+    recipe = folder.recipe
+    runs = []
+    for label in recipe.labels:
+        for seed in recipe.seeds:
+            run = folder.finished(label, seed)
+            if run is None:
+                reason = failures.get((label, seed), "was not run")
+                run = RunResult(label, recipe.choice(label).options, seed, "failed", reason)
+            runs.append(run)
+    facts = {**environment(command), "text": text.facts}
+    return ResultTable(recipe.to_dict(), recipe.baseline_label, recipe.train.length, tuple(runs), speeds, facts)

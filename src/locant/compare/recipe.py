@@ -1,0 +1,226 @@
+"""A recipe: what `locant compare` runs. Strict TOML, overridden on the command line by `key=value`.
+
+Each table of a recipe is a frozen dataclass that lives beside the code it sets; this file puts them together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from locant.compare.evaluate import EvaluateSettings
+from locant.compare.fields import build, kind_of, near, read_value
+from locant.compare.measure import MeasureSettings
+from locant.data import MaskingConfig, TextSource, TokenizerConfig
+from locant.training.mlm import EncodingChoice, ModelSize, TrainSettings
+
+# What may differ between two calls that share an output folder: it changes which runs there are, not what a run is.
+GRID_KEYS = ("name", "encodings", "seeds", "baseline", "jobs", "measure")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Encodings x seeds, and everything that they have in common."""
+
+    encodings: tuple[EncodingChoice, ...]
+    name: str = "comparison"
+    seeds: tuple[int, ...] = (1, 2)
+    baseline: str = ""  # label that the others are compared with; "": absolute where it takes part, else the first
+    jobs: int = 1  # runs trained side by side; threads are divided among them
+    text: TextSource = field(default_factory=TextSource)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    model: ModelSize = field(default_factory=ModelSize)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    measure: MeasureSettings = field(default_factory=MeasureSettings)
+
+    def __post_init__(self) -> None:
+        if not self.encodings:
+            raise ValueError('encodings is empty, needed at least one; write encodings = ["none", "absolute"]')
+        if not self.seeds:
+            raise ValueError("seeds is empty, needed at least one; write seeds = [1, 2]")
+        labels = [choice.label for choice in self.encodings]
+        for values, what in ((labels, "encodings"), (list(self.seeds), "seeds")):
+            if repeated := sorted({str(value) for value in values if values.count(value) > 1}):
+                raise ValueError(f"{what} names {repeated[0]!r} twice; drop one, or give it a label of its own")
+        if bad := [seed for seed in self.seeds if not 0 <= seed < 2**32]:
+            raise ValueError(f"seeds has {bad[0]}, needed 0 to {2**32 - 1}")
+        if self.jobs < 1:
+            raise ValueError(f"jobs = {self.jobs}, needed at least 1")
+        if self.baseline and self.baseline not in labels:
+            raise ValueError(f"baseline = {self.baseline!r} is not among the encodings; {near(self.baseline, labels)}")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the encodings, in the recipe's order."""
+        return tuple(choice.label for choice in self.encodings)
+
+    @property
+    def baseline_label(self) -> str:
+        """The label that the others are compared with."""
+        return self.baseline or ("absolute" if "absolute" in self.labels else self.labels[0])
+
+    def choice(self, label: str) -> EncodingChoice:
+        """The encoding shown under this label."""
+        return next(choice for choice in self.encodings if choice.label == label)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able dict with every default filled in."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    def shared(self) -> dict[str, Any]:
+        """What all runs have in common: two recipes with equal shared parts may fill one output folder."""
+        return {key: value for key, value in self.to_dict().items() if key not in GRID_KEYS}
+
+    def run_key(self, label: str, seed: int) -> str:
+        """Identifies what one run is, whatever else its recipe asks for."""
+        choice = self.choice(label)
+        body = {"shared": self.shared(), "encoding": choice.name, "options": choice.options, "seed": seed}
+        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Reads a recipe file, applies `key=value` overrides and checks everything that can be checked without training.
+
+    Raises: FileNotFoundError; ValueError naming the key, its value and what was needed.
+    """
+    path = Path(path)
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise FileNotFoundError(f"recipe: {str(path)!r} {what}, needed a TOML file such as recipes/quickstart.toml")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe: {path} is not TOML: {error}") from error
+    return read_recipe({"name": path.stem, **table}, overrides)
+
+
+def read_recipe(table: dict[str, Any], overrides: Sequence[str] = (), *, check: bool = True) -> Recipe:
+    """A recipe from parsed TOML (or from `Recipe.to_dict`), checked unless it was before. Raises: ValueError."""
+    for override in overrides:
+        table = _override(table, override)
+    table = dict(table)
+    if "encodings" in table:
+        table["encodings"] = [dataclasses.asdict(choice) for choice in _read_encodings(table["encodings"])]
+    recipe = build(Recipe, table)
+    if check:
+        check_recipe(recipe)
+    return recipe
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Checks what one table alone cannot know. Raises: ValueError."""
+    train, model, evaluate = recipe.train, recipe.model, recipe.evaluate
+    if model.max_positions and model.max_positions < train.length:
+        raise ValueError(
+            f"recipe: model.max_positions = {model.max_positions} is less than train.length = {train.length}; "
+            f"write model.max_positions = {train.length} or more, or 0 for automatic"
+        )
+    for length in evaluate.lengths:
+        if length % train.length:
+            raise ValueError(
+                f"recipe: evaluate.lengths has {length}, needed multiples of train.length = {train.length}; write "
+                f"evaluate.lengths = {[train.length, 2 * train.length, 4 * train.length]}"
+            )
+    if evaluate.lengths and train.length not in evaluate.lengths:
+        raise ValueError(
+            f"recipe: evaluate.lengths = {list(evaluate.lengths)} lacks train.length = {train.length}, by which the "
+            "encodings are ranked; add it"
+        )
+    for choice in recipe.encodings:
+        _check_encoding(choice, recipe)
+
+
+def _check_encoding(choice: EncodingChoice, recipe: Recipe) -> None:
+    """Builds the encoding once, small and thrown away: names, options and sizes are the encoding's own to check."""
+    import torch
+
+    from locant.training.mlm import build_encoding
+
+    with torch.random.fork_rng(devices=[]):
+        try:
+            build_encoding(choice, recipe.model, recipe.train.length)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"recipe: encodings has {choice.label!r}: {error}") from error
+
+
+def _read_encodings(value: Any) -> list[EncodingChoice]:
+    """Names, or tables {name, label, and options}; a table read back from `to_dict` has its options apart."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f'recipe: encodings = {value!r} is {kind_of(value)}, needed a list; write ["none", "absolute"]')
+    return [_read_encoding(item, f"encodings[{index}]") for index, item in enumerate(value)]
+
+
+def _read_encoding(item: Any, where: str) -> EncodingChoice:
+    if isinstance(item, str):
+        item = {"name": item}
+    if not isinstance(item, dict):
+        raise ValueError(f'recipe: {where} = {item!r} is {kind_of(item)}, needed a name or {{name = "shaw", clip = 16}}')
+    if "name" not in item:
+        raise ValueError(f'recipe: {where} = {item!r} lacks a name; write {{name = "shaw", ...}}')
+    name = read_value(str, item["name"], f"{where}.name").replace(" ", "")
+    nested = read_value(dict, item.get("options", {}), f"{where}.options")
+    options = {**nested, **{key: value for key, value in item.items() if key not in ("name", "label", "options")}}
+    label = read_value(str, item.get("label", ""), f"{where}.label") or _label(name, options)
+    if not re.search(r"\w", label):
+        raise ValueError(f"recipe: {where}.label = {label!r} has no letter or digit")
+    return EncodingChoice(name, options, label)
+
+
+def _label(name: str, options: dict[str, Any]) -> str:
+    shown = ", ".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in options.items())
+    return f"{name}({shown})" if shown else name
+
+
+# --- overrides -------------------------------------------------------------------------------------------------------
+
+
+def _override(table: dict[str, Any], override: str) -> dict[str, Any]:
+    """The table with one `dotted.key=value` put in; keys are checked later, like those of the file."""
+    key, sign, text = override.partition("=")
+    key = key.strip()
+    if not sign or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", key):
+        raise ValueError(f"recipe: override {override!r} is not key=value; write for example train.steps=200")
+    value = _override_value(text.strip())
+    if key == "encodings":
+        value = _select_encodings(table.get("encodings", []), value)
+    if key == "seeds" and not isinstance(value, list):
+        value = [value]
+    return _put(table, key.split("."), value, key)
+
+
+def _put(table: dict[str, Any], path: list[str], value: Any, key: str) -> dict[str, Any]:
+    if len(path) == 1:
+        return {**table, path[0]: value}
+    inner = table.get(path[0], {})
+    if not isinstance(inner, dict):
+        raise ValueError(f"recipe: override {key}={value!r}, but {path[0]} is {kind_of(inner)}, not a table")
+    return {**table, path[0]: _put(inner, path[1:], value, key)}
+
+
+def _override_value(text: str) -> Any:
+    """TOML where it is TOML; a bare word is a text, and bare words with commas a list (brackets need no quoting then)."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        if "," in text and not text.startswith(("[", "{", '"', "'")):
+            return [_override_value(part.strip()) for part in text.split(",") if part.strip()]
+        return text
+
+
+def _select_encodings(known: Any, value: Any) -> Any:
+    """Labels of the recipe keep their options there; any other name stands for itself."""
+    by_label: dict[str, Any] = {}
+    if isinstance(known, Iterable) and not isinstance(known, str):
+        for index, item in enumerate(known):
+            by_label[_read_encoding(item, f"encodings[{index}]").label] = item
+    items = value if isinstance(value, list) else [value]
+    return [by_label.get(item, item) if isinstance(item, str) else item for item in items]

@@ -1,0 +1,134 @@
+"""The process that trains and measures: `python -m locant.compare.worker OUT THREADS`, one task a line on stdin.
+
+A task is {"kind": "train", "label", "seed"} or {"kind": "measure", "label", "round"}; events come back as JSON lines on
+stdout. Every task gets a process of its own: on Linux without CUDA a fork of this one, which has only imported things so
+far, so that a task starts at once; elsewhere this process itself, which then ends. When stdin closes, because the parent
+was stopped or killed, everything here ends too: no run goes on unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import threading
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS = 0.05
+
+
+def main(out: str, threads: int) -> int:
+    """Serves tasks until stdin closes."""
+    warnings.simplefilter("ignore")
+    events = os.fdopen(os.dup(1), "w", buffering=1)
+    import torch
+
+    import locant.compare.run
+    import locant.training.trainer  # noqa: F401  imported before any fork
+
+    forks = sys.platform == "linux" and not torch.backends.cuda.is_built()
+    _emit(events, {"event": "ready"})
+    while (line := sys.stdin.readline()).strip():
+        task = json.loads(line)
+        if not forks:
+            threading.Thread(target=_end_with_stdin, daemon=True).start()
+            return _perform(task, Path(out), threads, events)
+        child = os.fork()
+        if not child:
+            threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+            os._exit(_perform(task, Path(out), threads, events))
+        if not _wait(child, task, events):
+            return 1
+    return 0
+
+
+def _perform(task: dict[str, Any], out: Path, threads: int, events: Any) -> int:
+    """Does one task in this process; what it prints goes to the log of its run."""
+    import torch
+
+    from locant.compare.folder import OutputFolder
+    from locant.compare.recipe import read_recipe
+
+    try:
+        recipe = read_recipe(json.loads((out / "recipe.json").read_text(encoding="utf-8"))["recipe"], check=False)
+        folder = OutputFolder(out, recipe)
+        log_dir = folder.run_dir(task["label"], task.get("seed", recipe.seeds[0]))
+        log_dir.mkdir(parents=True, exist_ok=True)
+        with open(log_dir / "log.txt", "a", encoding="utf-8") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        torch.set_num_threads(threads)
+        _do(task, folder, log_dir, lambda event: _emit(events, event))
+        _emit(events, {"event": "done"})
+        return 0
+    except BaseException as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        kind = "output" if isinstance(error, OSError) else "run"
+        message = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
+        _emit(events, {"event": "error", "kind": kind, "message": message})
+        return 1
+
+
+def _do(task: dict[str, Any], folder: Any, work_dir: Path, report: Any) -> None:
+    from locant.compare.environment import environment
+    from locant.compare.measure import measure
+    from locant.compare.run import run_one
+    from locant.compare.text import read_prepared
+
+    text = read_prepared(folder.text)
+    if task["kind"] == "train":
+        result = run_one(folder.recipe, task["label"], task["seed"], text, report, work_dir)
+        folder.write_run(result, {**environment(task.get("command", "")), "threads": _threads()})
+    else:
+        speed = measure(folder.recipe, task["label"], text, work_dir)
+        folder.write_speed(task["label"], task["round"], speed)
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _emit(events: Any, event: dict[str, Any]) -> None:
+    try:
+        events.write(json.dumps(event) + "\n")
+        events.flush()
+    except OSError:  # nobody listens any more
+        os._exit(3)
+
+
+def _wait(child: int, task: dict[str, Any], events: Any) -> bool:
+    """Waits for a forked task; False when stdin closed meanwhile, which ends the task."""
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            if os.WIFSIGNALED(status):
+                message = f"its process was killed by signal {os.WTERMSIG(status)} (9 is often a lack of memory)"
+                _emit(events, {"event": "error", "kind": "run", "message": message})
+            return True
+        if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:  # the parent sends nothing while a task runs
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            return False
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(3)
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.readline()
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

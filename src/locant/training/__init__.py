@@ -1,0 +1,1 @@
+"""Thin functions that build a Hugging Face Trainer, one file for each objective."""

@@ -1,0 +1,200 @@
+"""Masked-language-model training of a small BERT with one position encoding.
+
+Every encoding meets the same conditions. From one seed follow: the weights of the host (drawn before the encoding is
+attached, and the encoding's own from a generator of its own, so that no encoding moves the draws of another), the order
+of the windows and the masks (functions of seed, epoch and window, see `locant.data`), and the schedule. Position
+parameters, biases and LayerNorms have no weight decay. The vocabulary head is applied to the predicted tokens only,
+which changes no number and saves most of its cost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import BertForMaskedLM
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    from locant.data import MaskingConfig, Windows
+    from locant.encoding import Stack
+
+MIN_LENGTH = 8  # tokens in a window, [CLS] and [SEP] among them
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Size of the BERT that all encodings share."""
+
+    num_layers: int = 4
+    model_dim: int = 256
+    num_heads: int = 4
+    hidden_dim: int = 0  # width of the feed-forward layer; 0: four times model_dim
+    max_positions: int = 0  # rows of a learned position table; 0: the trained length
+    dropout: float = 0.1  # of embeddings, attention weights and layer outputs
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "model_dim", "num_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}, needed at least 1")
+        if self.model_dim % self.num_heads:
+            raise ValueError(
+                f"num_heads = {self.num_heads} does not divide model_dim = {self.model_dim}; "
+                f"choose one of {[n for n in range(1, 33) if self.model_dim % n == 0]}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout = {self.dropout}, needed 0 <= dropout < 1")
+        for name in ("hidden_dim", "max_positions"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} = {getattr(self, name)}, needed 0 (automatic) or more")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Budget and optimizer (AdamW, betas 0.9 and 0.999) of a masked-language-model run."""
+
+    length: int = 128  # tokens in a window, [CLS] and [SEP] among them
+    steps: int = 10_000
+    batch_size: int = 32  # windows in a step
+    learning_rate: float = 1e-3  # at its peak
+    warmup_steps: int = 100
+    schedule: Literal["linear", "cosine", "constant"] = "linear"  # after the warm-up; the first two end at 0
+    weight_decay: float = 0.01  # of weight matrices; never of biases, LayerNorms and position parameters
+    max_grad_norm: float = 1.0
+    curve_points: int = 50  # points of the loss curve, each the mean since the last
+    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast
+    device: Literal["auto", "cpu"] = "auto"  # auto: a GPU where there is one
+
+    def __post_init__(self) -> None:
+        if self.length < MIN_LENGTH:
+            raise ValueError(f"length = {self.length}, needed at least {MIN_LENGTH} tokens")
+        for name in ("steps", "batch_size", "curve_points"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}, needed at least 1")
+        if not 0 <= self.warmup_steps <= self.steps:
+            raise ValueError(f"warmup_steps = {self.warmup_steps}, needed 0 to steps = {self.steps}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate = {self.learning_rate}, needed a number above 0")
+        for name in ("weight_decay", "max_grad_norm"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} = {getattr(self, name)}, needed 0 or more")
+
+
+@dataclass(frozen=True)
+class EncodingChoice:
+    """One row of a comparison: an encoding by name (`a+b` composes), its options, and the label it is shown under."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    label: str = ""  # "": the name, with the options in brackets
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A host with its encoding, and which of its parameters the encoding brought."""
+
+    model: BertForMaskedLM
+    position_parameters: frozenset[str]  # names
+    extra_parameters: int
+    total_parameters: int
+
+
+@dataclass(frozen=True)
+class LossPoint:
+    """Mean training loss since the previous point, in nats per predicted token."""
+
+    step: int
+    tokens: int
+    seconds: float
+    loss: float
+
+
+class DivergedError(RuntimeError):
+    """The loss became NaN or infinite; the message names the step and the windows."""
+
+
+def derived_seed(*parts: Any) -> int:
+    """A 63-bit seed that depends on all parts and on nothing else (not on the process, as `hash` does)."""
+    digest = hashlib.sha256("\x00".join(str(part) for part in parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def build_bert(
+    size: ModelSize, vocab_size: int, length: int, encoding: EncodingChoice, seed: int, *, pad_id: int = 0
+) -> BuiltModel:
+    """A BERT of this size with the encoding attached; host weights depend on the seed alone."""
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=size.model_dim,
+        num_hidden_layers=size.num_layers,
+        num_attention_heads=size.num_heads,
+        intermediate_size=size.hidden_dim or 4 * size.model_dim,
+        max_position_embeddings=size.max_positions or length,
+        hidden_dropout_prob=size.dropout,
+        attention_probs_dropout_prob=size.dropout,
+        pad_token_id=pad_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed("host", seed))
+        model = BertForMaskedLM(config)
+        host = {name for name, _ in model.named_parameters()}
+        table = model.bert.embeddings.position_embeddings.weight.numel()
+        without_positions = sum(parameter.numel() for parameter in model.parameters()) - table
+        torch.manual_seed(derived_seed("encoding", seed, encoding.label or encoding.name))
+        attach_encoding(model, encoding)
+    names = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    total = sum(names.values())
+    positions = frozenset(name for name in names if name not in host or "position_embeddings" in name)
+    return BuiltModel(model, positions, total - without_positions, total)
+
+
+def build_encoding(encoding: EncodingChoice, size: ModelSize, length: int) -> Stack:
+    """The encoding objects that `build_bert` would attach, without a host: for checks and descriptions."""
+    import locant
+
+    sizes = {
+        "num_heads": size.num_heads,
+        "head_dim": size.model_dim // size.num_heads,
+        "model_dim": size.model_dim,
+        "max_length": size.max_positions or length,
+        "causal": False,
+    }
+    return locant.stack(encoding.name, size.num_layers, **{**sizes, **encoding.options})
+
+
+def attach_encoding(model: BertForMaskedLM, encoding: EncodingChoice) -> None:
+    """Every encoding, absolute among them, goes through the same attachment and so the same attention."""
+    from locant import hf
+
+    hf.attach(model, encoding.name, **encoding.options)
+
+
+def train_mlm(
+    built: BuiltModel,
+    windows: Windows,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: TrainSettings,
+    masking: MaskingConfig,
+    seed: int,
+    *,
+    work_dir: Path,
+    on_step: Callable[[int, float], bool | None] | None = None,
+) -> tuple[LossPoint, ...]:
+    """Trains in place with a Hugging Face Trainer and returns the loss curve.
+
+    `on_step(step, loss)` is called after every step; when it returns True training stops there.
+    Raises: DivergedError when the loss is not finite.
+    """
+    from locant.training.trainer import make_trainer
+
+    trainer = make_trainer(built, windows, tokenizer, settings, masking, seed, work_dir, on_step)
+    trainer.train()
+    return trainer.curve
