@@ -44,10 +44,10 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention with position terms: softmax(s q.k + terms) v, in the order that `locant.terms` states.
 
-    Shapes: q [B H I D]; k [B H J D], v [B H J E] (or fewer heads that divide H: grouped queries); ``mask`` boolean, True =
-    may attend, broadcastable to [B H I J]; ``scale`` defaults to 1/sqrt(D); ``logit_factor`` a number, or [I] or [B 1 I].
-    ``causal`` lets query t (key J - I + t) see keys up to itself. Documents in ``positions`` are kept apart. A query
-    that may attend to nothing gives zeros. ``positions`` default to the last I of J keys.
+    Shapes: q [B H I D]; k [B H J D], v [B H J E] (or fewer heads that divide H: grouped queries); ``mask`` boolean,
+    True = may attend, broadcastable to [B H I J]; ``scale`` defaults to 1/sqrt(D); ``logit_factor`` a number, or [I]
+    or [B 1 I]. ``causal`` lets query t (key J - I + t) see keys up to itself. Documents in ``positions`` are kept
+    apart. A query that may attend to nothing gives zeros. ``positions`` default to the last I of J keys.
     Returns the output [B H I E], with ``return_weights`` also the weights after softmax [B H I J].
     Raises: ValueError or TypeError for shapes and masks that do not fit, a backend that cannot, unknown backends.
     """
@@ -110,11 +110,15 @@ def _call(
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"attention: q has head_dim={q.shape[-1]} but k has head_dim={k.shape[-1]}; they must be equal")
+        raise ValueError(
+            f"attention: q has head_dim={q.shape[-1]} but k has head_dim={k.shape[-1]}; they must be equal"
+        )
     if k.shape[1] == q.shape[1]:
         return k, v
     if q.shape[1] % k.shape[1]:
-        raise ValueError(f"attention: {q.shape[1]} query heads cannot share {k.shape[1]} key heads; it must divide them")
+        raise ValueError(
+            f"attention: {q.shape[1]} query heads cannot share {k.shape[1]} key heads; it must divide them"
+        )
     groups = q.shape[1] // k.shape[1]
     return k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
 
@@ -123,7 +127,8 @@ def _check_positions(positions: Positions, batch: int, num_queries: int, num_key
     for name, ids, want in (("query", positions.query, num_queries), ("key", positions.key, num_keys)):
         if ids.shape[-1] != want or ids.dim() > 2 or (ids.dim() == 2 and ids.shape[0] not in (1, batch)):
             raise ValueError(
-                f"positions: {name} ids have shape {tuple(ids.shape)} but attention has {want} {name} tokens in a batch of "
+                f"positions: {name} ids have shape {tuple(ids.shape)} but attention has {want} {name} tokens in a "
+                "batch of "
                 f"{batch}; give [{want}] or [{batch} {want}]"
             )
 
@@ -136,7 +141,8 @@ def _allowed(
     if mask is not None:
         if mask.dtype != torch.bool:
             raise TypeError(
-                f"mask: dtype is {mask.dtype} but True/False is needed (True = may attend); use mask.bool() for a 0/1 mask, "
+                f"mask: dtype is {mask.dtype} but True/False is needed (True = may attend); use mask.bool() for a "
+                "0/1 mask, "
                 "mask == 0 for an additive one"
             )
         padded = (1,) * (4 - mask.dim()) + tuple(mask.shape)

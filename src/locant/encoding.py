@@ -12,15 +12,15 @@ import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.positions import Positions
 from locant.terms import Term
 
+Beyond = Literal["raise", "clip", "saturate", "defined"]  # past the range, strictest first
 SIZES = ("num_heads", "head_dim", "model_dim", "max_length", "causal")  # facts of the host, offered to every encoding
 
 
@@ -42,15 +42,15 @@ class Paper:
 class Properties:
     """Claims, each tested in both directions by the conformance suite.
 
-    ``shift_invariant``: adding a constant to all ids changes nothing. ``symmetric``: with q = k the logits are symmetric.
-    ``beyond_range``: what happens past the trained range. ``layers``: whether layers share one object by default.
-    ``neutral``: the parameter value at which the encoding equals no encoding at the same logit factor, if any.
+    ``shift_invariant``: adding a constant to all ids changes nothing. ``symmetric``: with q = k the logits are
+    symmetric. ``beyond_range``: what happens past the trained range. ``layers``: whether layers share one object by
+    default. ``neutral``: the parameter value at which the encoding equals no encoding at the same logit factor, if any.
     ``content``: whether the position effect depends on q or k.
     """
 
     shift_invariant: bool
     symmetric: bool
-    beyond_range: Literal["clip", "saturate", "raise", "defined"]
+    beyond_range: Beyond
     layers: Literal["separate", "shared"]
     neutral: str | None = None
     content: bool = False
@@ -77,7 +77,7 @@ class Encoding(nn.Module):
     Subclasses set ``name``, ``paper`` and ``properties`` and override the hooks they need.
     """
 
-    name: ClassVar[str]
+    name: str
     paper: ClassVar[Paper]
     properties: Properties
     logit_factor: float = 1.0  # multiplies the host's 1/sqrt(D); TUPE sqrt(1/2), DeBERTa sqrt(1/3)
@@ -174,12 +174,11 @@ class Sum(Encoding):
     def properties(self) -> Properties:  # pyright: ignore[reportIncompatibleVariableOverride]
         """What the parts have in common."""
         all_of = [part.properties for part in self.parts()]
-        order = ("raise", "clip", "saturate", "defined")
         neutral = [p.neutral for p in all_of]
         return Properties(
             shift_invariant=all(p.shift_invariant for p in all_of),
             symmetric=all(p.symmetric for p in all_of),
-            beyond_range=min((p.beyond_range for p in all_of), key=order.index),
+            beyond_range=min((p.beyond_range for p in all_of), key=get_args(Beyond).index),
             layers="shared" if all(p.layers == "shared" for p in all_of) else "separate",
             neutral=" and ".join(n for n in neutral if n) if all(neutral) else None,
             content=any(p.content for p in all_of),
@@ -306,7 +305,11 @@ def encoding_class(name: str) -> type[Encoding]:
     if name in classes:
         return classes[name]
     near = difflib.get_close_matches(name, classes, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, near))}? (see locant list)" if near else f"choose one of {', '.join(names())}"
+    hint = (
+        f"did you mean {' or '.join(map(repr, near))}? (see locant list)"
+        if near
+        else f"choose one of {', '.join(names())}"
+    )
     raise ValueError(f"unknown encoding {name!r}; {hint}")
 
 
@@ -322,7 +325,11 @@ def _accepted(name: str, options: dict[str, Any]) -> dict[str, Any]:
     for option in options:
         if option not in parameters and option not in SIZES:
             near = difflib.get_close_matches(option, parameters, n=2, cutoff=0.5)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it takes {', '.join(parameters) or 'none'}"
+            hint = (
+                f"did you mean {' or '.join(map(repr, near))}?"
+                if near
+                else f"it takes {', '.join(parameters) or 'none'}"
+            )
             raise ValueError(f"{name}: unknown option {option!r}={options[option]!r}; {hint}")
     missing = [
         p
@@ -361,8 +368,8 @@ def stack(
 
     ``encoding`` is a name (``"a+b"`` composes), a sequence with one name for each layer, a function that builds one
     encoding, or an encoding (served to all layers as it is). ``share_layers`` overrides whether layers share one object
-    (the default is each encoding's ``properties.layers``). An encoding that acts on the input embedding is always shared.
-    Raises: ValueError for unknown names and options, or a sequence of another length.
+    (the default is each encoding's ``properties.layers``). An encoding that acts on the input embedding is always
+    shared. Raises: ValueError for unknown names and options, or a sequence of another length.
     """
     if isinstance(encoding, Encoding):
         if share_layers is False:
@@ -373,7 +380,9 @@ def stack(
         return Stack([encoding] * num_layers)
     if isinstance(encoding, Sequence) and not isinstance(encoding, str):
         if len(encoding) != num_layers:
-            raise ValueError(f"stack: got {len(encoding)} encodings for {num_layers} layers; give one name for each layer")
+            raise ValueError(
+                f"stack: got {len(encoding)} encodings for {num_layers} layers; give one name for each layer"
+            )
         return Stack(_mixed(list(encoding), share_layers, options))
     build = encoding if callable(encoding) else lambda: load(encoding, **options)
     return Stack(_layers(build, num_layers, share_layers))
@@ -392,10 +401,18 @@ def _mixed(encodings: list[str], share_layers: bool | None, options: dict[str, A
     layers: list[Encoding | None] = [None] * len(encodings)
     for name in dict.fromkeys(encodings):
         places = [i for i, other in enumerate(encodings) if other == name]
-        own = {k: v for k, v in options.items() if k in SIZES or any(k in option_names(p.strip()) for p in name.split("+"))}
-        for place, layer in zip(places, _layers(lambda name=name, own=own: load(name, **own), len(places), share_layers), strict=True):
+        own = {
+            k: v for k, v in options.items() if k in SIZES or any(k in option_names(p.strip()) for p in name.split("+"))
+        }
+        for place, layer in zip(
+            places, _layers(lambda name=name, own=own: load(name, **own), len(places), share_layers), strict=True
+        ):
             layers[place] = layer
-    unused = [k for k in options if k not in SIZES and not any(k in option_names(p.strip()) for n in encodings for p in n.split("+"))]
+    unused = [
+        k
+        for k in options
+        if k not in SIZES and not any(k in option_names(p.strip()) for n in encodings for p in n.split("+"))
+    ]
     if unused:
         raise ValueError(f"stack: no encoding of {encodings} takes the option {unused[0]!r}={options[unused[0]]!r}")
     return [layer for layer in layers if layer is not None]
@@ -406,7 +423,9 @@ def _tied(built: list[Encoding], share_layers: bool | None) -> list[Encoding]:
     first = built[0]
     always = "embed" in first.sites
     if always and share_layers is False:
-        raise ValueError(f"{first.name}: acts on the input embedding, which all layers have in common; leave out share_layers=False")
+        raise ValueError(
+            f"{first.name}: acts on the input embedding, which all layers have in common; leave out share_layers=False"
+        )
     if always or (first.properties.layers == "shared" if share_layers is None else share_layers):
         return [first] * len(built)
     for other in built[1:]:
@@ -416,6 +435,5 @@ def _tied(built: list[Encoding], share_layers: bool | None) -> list[Encoding]:
 
 def draw(table: nn.Parameter, std: float = 0.02, mean: float = 0.0) -> nn.Parameter:
     """Fill a table with normal draws, as the methods' authors do."""
-    with torch.no_grad():
-        table.normal_(mean, std)
+    nn.init.normal_(table, mean, std)
     return table

@@ -57,7 +57,9 @@ class Positions:
         return self.query.is_floating_point() or self.key.is_floating_point()
 
     @classmethod
-    def arange(cls, num_queries: int, num_keys: int | None = None, device: torch.device | str | None = None) -> Positions:
+    def arange(
+        cls, num_queries: int, num_keys: int | None = None, device: torch.device | str | None = None
+    ) -> Positions:
         """Keys 0 .. J-1; the queries are the last I of them (J > I with a key-value cache).
 
         Raises: ValueError if there are more queries than keys.
@@ -75,14 +77,15 @@ class Positions:
     def from_mask(cls, mask: Bool[Tensor, "B J"], num_queries: int | None = None) -> Positions:
         """Count over the real tokens of a padding mask (True = real): padding on either side, or holes, shift nothing.
 
-        Masked tokens get the id of the last real token before them, or 0. The queries are the last ``num_queries`` keys.
-        Raises: TypeError if the mask is not boolean, ValueError if there are more queries than keys.
+        Masked tokens get the id of the last real token before them, or 0. The queries are the last ``num_queries``
+        keys. Raises: TypeError if the mask is not boolean, ValueError if there are more queries than keys.
         """
         num_keys = mask.shape[-1]
         num_queries = num_keys if num_queries is None else num_queries
         if num_queries > num_keys:
             raise ValueError(
-                f"positions: got {num_queries} queries but a mask of {num_keys} keys; pass the mask of all keys, cached ones too"
+                f"positions: got {num_queries} queries but a mask of {num_keys} keys; pass the mask of all keys, "
+                "cached ones too"
             )
         key = (mask.long().cumsum(-1) - 1).clamp(min=0)
         return cls(key[:, num_keys - num_queries :], key, span=max(num_keys - 1, 0), length=num_keys)
@@ -105,10 +108,13 @@ class Positions:
         key = query if key is None else key
         for name, ids in (("query", query), ("key", key)):
             if ids.dtype == torch.bool or ids.is_complex():
-                raise TypeError(f"positions: {name} ids have dtype {ids.dtype}; pass integers (or float32 for real-valued ids)")
+                raise TypeError(
+                    f"positions: {name} ids have dtype {ids.dtype}; pass integers (or float32 for real-valued ids)"
+                )
             if ids.dim() not in (1, 2):
                 raise ValueError(
-                    f"positions: {name} ids have shape {tuple(ids.shape)}; pass [n] or [batch, n], one id for each token"
+                    f"positions: {name} ids have shape {tuple(ids.shape)}; pass [n] or [batch, n], one id for each "
+                    "token"
                 )
         if length is None:
             length, span = cls._bounds(query, key, strict)
@@ -126,7 +132,8 @@ class Positions:
             raise ValueError(f"positions: the smallest id is {low}; ids count from 0, so shift them up")
         if key.shape[-1] > 1 and bool((key == key[..., :1]).all()):
             message = (
-                f"positions: all {key.shape[-1]} ids are equal to {key.flatten()[0].item()}, so no token can tell its place; "
+                f"positions: all {key.shape[-1]} ids are equal to {key.flatten()[0].item()}, so no token can tell "
+                "its place; "
                 "were token types passed as position ids?"
             )
             if strict:
@@ -145,9 +152,7 @@ class Positions:
         starts[..., 1:] = documents[..., 1:] != documents[..., :-1]
         ids = index - torch.where(starts, index, torch.zeros_like(index)).cummax(-1).values
         length = documents.shape[-1]
-        return cls(
-            ids, ids, span=max(length - 1, 0), length=length, query_document=documents, key_document=documents
-        )
+        return cls(ids, ids, span=max(length - 1, 0), length=length, query_document=documents, key_document=documents)
 
     def shift(self, by: int | Tensor) -> Positions:
         """Move every id by ``by`` (an int, or one number for each batch row, [B 1]); offsets do not change."""
@@ -185,7 +190,8 @@ class Positions:
         tensors = value if isinstance(value, tuple) else (value,)
         if not torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors):
             raise RuntimeError(
-                f"{getattr(owner, 'name', owner)}: what all layers share was computed with gradients, but this layer runs "
+                f"{getattr(owner, 'name', owner)}: what all layers share was computed with gradients, but this layer "
+                "runs "
                 "without: reentrant gradient checkpointing would lose them; use use_reentrant=False "
                 "(gradient_checkpointing_kwargs={'use_reentrant': False})"
             )

@@ -27,7 +27,7 @@ from locant.positions import Positions
 
 GATE_BLOCK_ELEMENTS = 1 << 23  # at most this many products [B H block J D] at once (32 MB in float32)
 
-# --- rules: (query id, key id, which are special) -> table row, elementwise --------------------------------------------
+# --- rules: (query id, key id, which are special) -> table row, elementwise ---
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ class LogBucket(Rule):
         exact = self.num_buckets // 2 if self.causal else self.num_buckets // 4
         if self.num_buckets % 2 or exact < 1 or self.max_distance <= exact:
             raise ValueError(
-                f"bucket rule: num_buckets={self.num_buckets} and max_distance={self.max_distance} leave no logarithmic part; "
+                f"bucket rule: num_buckets={self.num_buckets} and max_distance={self.max_distance} leave no "
+                "logarithmic part; "
                 f"use an even num_buckets >= {2 if self.causal else 4} and max_distance > {max(exact, 1)}"
             )
 
@@ -165,7 +166,7 @@ class SignedLogBucket(Rule):
 
 @dataclass(frozen=True)
 class Untied(Rule):
-    """Special tokens ([CLS]) get rows of their own: ``from_row`` where the query is special, ``to_row`` where the key is.
+    """Special tokens ([CLS]) get rows of their own: ``from_row`` where the query is special, ``to_row`` where the key.
 
     The query decides first: a special token looking at a special token uses ``from_row``.
     """
@@ -187,7 +188,7 @@ class Untied(Rule):
         return torch.where(query[..., :, None], self.from_row, rows)
 
 
-# --- terms ------------------------------------------------------------------------------------------------------------
+# --- terms ---
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,9 @@ class Term:
 def _check_table(who: str, table: Tensor, rule: Rule, operands: Operands, width: int | None) -> None:
     heads = operands.q.shape[1]
     if table.shape[0] not in (1, heads):
-        raise ValueError(f"{who}: the table serves {table.shape[0]} heads but q has {heads}; build it for 1 or {heads} heads")
+        raise ValueError(
+            f"{who}: the table serves {table.shape[0]} heads but q has {heads}; build it for 1 or {heads} heads"
+        )
     if table.shape[1] != rule.num_rows:
         raise ValueError(f"{who}: the table has {table.shape[1]} rows but its rule asks for {rule.num_rows}")
     if width is not None and table.shape[2] != width:
@@ -413,9 +416,10 @@ class RelativeKey(Term):
 
 @dataclass(frozen=True)
 class LogitMap(Term):
-    """A function of the logits: ``fn(content, bias, positions)`` with content the scaled part and bias the unscaled sum.
+    """A function of the logits: ``fn(content, bias, positions)``, content the scaled part and bias the unscaled sum.
 
-    ``reach='pair'``: each pair on its own (heads may mix); ``'row'``: a whole row of keys at once (keys cannot be tiled).
+    ``reach='pair'``: each pair on its own (heads may mix); ``'row'``: a whole row of keys at once (keys cannot be
+    tiled).
     """
 
     fn: Callable[[Tensor, Tensor, Positions], Tensor]

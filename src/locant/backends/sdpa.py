@@ -1,7 +1,7 @@
 """Terms that are a sum of biases, handed to PyTorch's scaled_dot_product_attention as one additive mask.
 
-Where the positions are contiguous and a rule reads only the offset, a bias is laid out by diagonals (one product with the
-rows an offset can take, then a relative shift) instead of a gather over pairs.
+Where the positions are contiguous and a rule reads only the offset, a bias is laid out by diagonals (one product with
+the rows an offset can take, then a relative shift) instead of a gather over pairs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _offset_rows(rule: Rule, num_queries: int, num_keys: int, device: torch.devi
 
 
 def _shift(wide: Tensor, num_keys: int) -> Tensor:
-    """out[.. i, j] = wide[.. i, j - i + I - 1]: the relative shift by pad, flatten and cut; ``wide`` is [.. I, I + J - 1]."""
+    """The relative shift, by pad, flatten and cut: out[.. i, j] = wide[.. i, j - i + I - 1], wide [.. I, I + J - 1]."""
     num_queries = wide.shape[-2]
     width = wide.shape[-1]
     flat = F.pad(wide, (0, 1)).flatten(-2)[..., num_queries - 1 :]
@@ -77,17 +77,18 @@ def run(call: Call) -> Tensor:
     q, scale = operands.q, operands.scale
     if isinstance(scale, Tensor):
         q, scale = operands.scaled(q, True), 1.0
-    arguments = dict(dropout_p=call.dropout, scale=scale)
     mask = bias(call)
     if mask is None and (call.allowed is None or call.plain_causal):
-        return F.scaled_dot_product_attention(q, operands.k, operands.v, is_causal=call.plain_causal, **arguments)
+        return F.scaled_dot_product_attention(
+            q, operands.k, operands.v, dropout_p=call.dropout, is_causal=call.plain_causal, scale=scale
+        )
     some = None
     if call.allowed is not None:
         some = call.allowed.any(-1, keepdim=True)
         open_rows = call.allowed | ~some  # a query that sees nothing: finite here, zero below
         mask = open_rows if mask is None else mask.masked_fill(~open_rows, float("-inf"))
     assert mask is not None
-    out = F.scaled_dot_product_attention(q, operands.k, operands.v, attn_mask=mask, **arguments)
+    out = F.scaled_dot_product_attention(q, operands.k, operands.v, attn_mask=mask, dropout_p=call.dropout, scale=scale)
     return out if some is None else out.masked_fill(~some, 0.0)
 
 

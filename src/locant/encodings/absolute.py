@@ -1,6 +1,6 @@
 """Devlin et al. 2019 (BERT), learned absolute positions added to the input, arXiv:1810.04805, section 3.
 
-    x_i = w_i + P[pos_i]
+x_i = w_i + P[pos_i]
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     e_ij = q_i . k_j / sqrt(D) - m_h |j - i|,     m_h = 2^(-8h/H), h = 1 .. H
 
-Note: the paper is causal (j <= i); the same form with |j - i| serves encoders. A number of heads that is no power of two
-takes the slopes of the power below, then every second slope of the power above.
+Note: the paper is causal (j <= i); the same form with |j - i| serves encoders. A number of heads that is no power of
+two takes the slopes of the power below, then every second slope of the power above.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Alibi(Encoding):
     ) -> None:
         super().__init__()
         if num_heads < 1 or (asymmetric and num_heads % 2):
-            raise ValueError(f"alibi: num_heads={num_heads} cannot be served; give >= 1, and an even number if asymmetric")
+            raise ValueError(
+                f"alibi: num_heads={num_heads} cannot be served; give >= 1, and an even number if asymmetric"
+            )
         self.num_heads, self.exponent, self.asymmetric = num_heads, exponent, asymmetric
         self.slope = nn.Parameter(torch.tensor(slopes(num_heads, exponent))) if trainable else None
         if asymmetric or trainable:

@@ -20,8 +20,8 @@ from locant.positions import Positions
 class BertAd(Encoding):
     """Positions with projections of their own, added to queries and keys of every layer.
 
-    Shapes: table [max_length, M]; query_projection, key_projection M -> H D with bias; norm over M (all shared by layers).
-    Acts on: q and k, with the scale 1/sqrt(4D).     Neutral at: projections = 0.     Past the table: an error.
+    Shapes: table [max_length, M]; query_projection, key_projection M -> H D with bias; norm over M (all shared by
+    layers). Acts on: q and k, with the scale 1/sqrt(4D).     Neutral at: projections = 0.     Past the table: an error.
     Cost: two products (n x M)(M x M) once per forward; no [I, J] tensor.     Raises: ValueError past the table.
     """
 
@@ -53,7 +53,7 @@ class BertAd(Encoding):
         self.query_projection = nn.Linear(model_dim, num_heads * head_dim, bias=bias)
         self.key_projection = nn.Linear(model_dim, num_heads * head_dim, bias=bias)
         for linear in (self.query_projection, self.key_projection):
-            draw(linear.weight)
+            nn.init.normal_(linear.weight, std=0.02)
             if bias:
                 nn.init.zeros_(linear.bias)
 

@@ -1,6 +1,6 @@
 """Ke, He & Liu 2021 (TUPE), their baseline BERT-R: absolute positions and a bucketed bias, arXiv:2006.15595, eq. 5.
 
-    x_i = w_i + P[pos_i],     e_ij = q_i . k_j / sqrt(D) + b_h[bucket(j - i)]
+x_i = w_i + P[pos_i],     e_ij = q_i . k_j / sqrt(D) + b_h[bucket(j - i)]
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """He, Liu, Gao & Chen 2021 (DeBERTa), disentangled attention, arXiv:2006.03654, eq. 4.
 
-    e_ij = (q_i . k_j + q_i . KR[t] + k_j . QR[t']) / sqrt(3D),     KR = R W_KR,  QR = R W_QR,  t = clamp(delta(i - j) + S)
+    e_ij = (q_i . k_j + q_i . KR[t] + k_j . QR[t']) / sqrt(3D),     KR = R W_KR,  QR = R W_QR,  t = clamp(delta(i - j)
+    + S)
 
 Note: the paper reads t' from delta(j - i), the authors' code from delta(i - j); the code is followed
-(``p2c_index="paper"`` is the other reading). Version 1: delta linear, own projections. Version 2: logarithmic buckets, the
-layer's own query and key projections serve R too, and R passes a LayerNorm.
+(``p2c_index="paper"`` is the other reading). Version 1: delta linear, own projections. Version 2: logarithmic buckets,
+the layer's own query and key projections serve R too, and R passes a LayerNorm.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from locant.terms import RelativeKey, RelativeQuery, SignedLogBucket, Term
 class Deberta(Encoding):
     """Content-to-position and position-to-content terms from one table R that all layers share.
 
-    Shapes: table R [2S, M] (shared by all layers); version 1: key_projection [H D, M], query_projection [H D, M] with bias.
-    Acts on: logits, content-dependent, inside the scale, which becomes 1/sqrt(3D).     Neutral at: version 1: table and
-    query_projection.bias = 0; version 2: nowhere (the layer's projection biases remain).
+    Shapes: table R [2S, M] (shared by all layers); version 1: key_projection [H D, M], query_projection [H D, M] with
+    bias. Acts on: logits, content-dependent, inside the scale, which becomes 1/sqrt(3D).     Neutral at: version 1:
+    table and query_projection.bias = 0; version 2: nowhere (the layer's projection biases remain).
     Past S: clamped (version 1), logarithmic up to ``max_length`` and then clamped (version 2).
     Cost: O(B H (I+J) S D).     Version 2 needs ``layer.project_query`` and ``layer.project_key``.
     Raises: ValueError for an unknown version or index, span < 2, a host without projections (version 2).
@@ -84,7 +85,7 @@ class Deberta(Encoding):
         self.query_projection = nn.Linear(model_dim, num_heads * head_dim) if own_query else None
         for linear in (self.key_projection, self.query_projection):
             if linear is not None:
-                draw(linear.weight)
+                nn.init.normal_(linear.weight, std=0.02)
         if self.query_projection is not None:
             nn.init.zeros_(self.query_projection.bias)
         if share_projections:

@@ -7,7 +7,8 @@
              = (q_i.k_j + q_i.a_r + k_j.a_r) / sqrt(D)                         a vector;     r = clip(j - i, -K, K)
 
 Note: the paper does not say how M1 to M3 start; here they start at 1, which is no position at all (a drop-in), and
-``std`` spreads them. The paper counts one table for each head; ``share_heads`` is the form of the published checkpoints.
+``std`` spreads them. The paper counts one table for each head; ``share_heads`` is the form of the published
+checkpoints.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     e_ij = q_i . (k_j + a^K_r) / sqrt(D),     z_i = sum_j alpha_ij (v_j + a^V_r),     r = clip(j - i, -K, K)
 
-Note: ``tie_kv`` uses one table for both, as OpenNMT does; ``outside="zero"`` gives farther offsets nothing, as VITS does;
-``scaled=False`` leaves q.a outside 1/sqrt(D), as ALBERT did in transformers v4.
+Note: ``tie_kv`` uses one table for both, as OpenNMT does; ``outside="zero"`` gives farther offsets nothing, as VITS
+does; ``scaled=False`` leaves q.a outside 1/sqrt(D), as ALBERT did in transformers v4.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from locant.terms import Clip, RelativeQuery, RelativeValue, Rule, Term, Untied
 class Shaw(Encoding):
     """One learned vector for each clipped offset, added to the key (and, if asked for, one to the value).
 
-    Shapes: table, value_table [1 or H, 2K+1, D] (K = ``clip``, default max_length - 1; two more rows with ``untie_cls``).
-    Acts on: logits, content-dependent, inside 1/sqrt(D); values.     Neutral at: tables = 0.
+    Shapes: table, value_table [1 or H, 2K+1, D] (K = ``clip``, default max_length - 1; two more rows with
+    ``untie_cls``). Acts on: logits, content-dependent, inside 1/sqrt(D); values.     Neutral at: tables = 0.
     Past the clip: all farther offsets share the last row.     Cost: O(B H I R D) time, O(B H I R) memory, R = 2K+1.
     Raises: ValueError if clip < 1, or neither keys nor values.
     """
@@ -30,7 +30,12 @@ class Shaw(Encoding):
     name = "shaw"
     paper = Paper("1803.02155", "eq. 3, 4", "Shaw et al. 2018")
     properties = Properties(
-        shift_invariant=True, symmetric=False, beyond_range="clip", layers="separate", neutral="tables = 0", content=True
+        shift_invariant=True,
+        symmetric=False,
+        beyond_range="clip",
+        layers="separate",
+        neutral="tables = 0",
+        content=True,
     )
 
     def __init__(

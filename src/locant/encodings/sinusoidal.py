@@ -3,7 +3,8 @@
     PE[p, 2c] = sin(p w_c),   PE[p, 2c+1] = cos(p w_c),   w_c = 10000^(-2c/M);   x_i = sqrt(M) w_i + PE[pos_i]
 
 Note: the factor sqrt(M) on the tokens is ``scale_tokens`` (off: BERT-like hosts do not scale). The other public layout,
-sines then cosines, is ``layout="halves"``; the other public frequency grid, exponent c/(M/2 - 1), is ``grid="inclusive"``.
+sines then cosines, is ``layout="halves"``; the other public frequency grid, exponent c/(M/2 - 1), is
+``grid="inclusive"``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     e_ij = q_i . k_j / sqrt(D) + f_h(j - i),     f_h(k) = sum_s a_sh exp(-|b_sh| (k - c_sh)^2)
 
-Note: the public module returns f(i - j - 1); the paper's orientation is followed. c -> -1 - c converts (``public_state``).
+Note: the public module returns f(i - j - 1); the paper's orientation is followed. c -> -1 - c converts
+(``public_state``).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Tisa(Encoding):
     """A few Gaussian kernels over the offset for each head: 3 S H numbers, defined at every length.
 
     Shapes: amplitude, sharpness, center [S, H].     Acts on: logits, content-free, unscaled (``scaled=True``: inside).
-    Neutral at: amplitude = 0.     Far from every center f tends to 0.     Cost: O(S H (I+J)) exponentials for each layer.
-    Raises: ValueError if kernels < 1.
+    Neutral at: amplitude = 0.     Far from every center f tends to 0.     Cost: O(S H (I+J)) exponentials for each
+    layer. Raises: ValueError if kernels < 1.
     """
 
     name = "tisa"
@@ -59,7 +60,7 @@ class Tisa(Encoding):
 
     @staticmethod
     def public_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state dict of the public module (kernel_amplitudes, kernel_sharpness, kernel_offsets) as one of this class."""
+        """A state dict of the public module (kernel_amplitudes, _sharpness, _offsets) as one of this class."""
         return {
             "amplitude": state["kernel_amplitudes"],
             "sharpness": state["kernel_sharpness"],

@@ -62,13 +62,15 @@ class TupeA(Encoding):
         self.query_projection = nn.Linear(model_dim, num_heads * head_dim, bias=bias)
         self.key_projection = nn.Linear(model_dim, num_heads * head_dim, bias=bias)
         for linear in (self.query_projection, self.key_projection):
-            draw(linear.weight)
+            nn.init.normal_(linear.weight, std=0.02)
             if bias:
                 nn.init.zeros_(linear.bias)
         self.theta = nn.Parameter(torch.zeros(2, num_heads)) if theta == "scalar" and untie_cls else None
 
     def _project(self, rows: Tensor, projection: nn.Linear) -> Float[Tensor, "... H N D"]:
-        return projection(self.norm(F.embedding(rows, self.table))).unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
+        return (
+            projection(self.norm(F.embedding(rows, self.table))).unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
+        )
 
     def thetas(self) -> tuple[Float[Tensor, "H"], Float[Tensor, "H"]]:
         """theta_1 ([CLS] to others) and theta_2 (others to [CLS])."""
