@@ -23,14 +23,19 @@ setup: .venv/.stamp
 	    f'setup: $(PYTHON) is Python {v[0]}.{v[1]}, 3.11 or newer is needed; run make setup PYTHON=/path/to/python3.11')"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
+	@$(PIP_INSTALL) --editable ".[all,test]"
+	@touch $@
+
+# ruff, pyright and pre-commit: the demo and the tests do without.
+.venv/.stamp-dev: .venv/.stamp
 	@$(PIP_INSTALL) --editable ".[all,test,dev]"
 	@touch $@
 
-format: setup
+format: .venv/.stamp-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-check: setup
+check: .venv/.stamp-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
