@@ -63,10 +63,6 @@ def _best(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
     for row in others:
         gap = compare(table, row.encoding, best.encoding)
         by_verdict.setdefault(gap.verdict, []).append(f"{row.encoding} ({_behind(gap)})")
-    if others and len(by_verdict.get(CLEAR, ())) == len(others):
-        yield f"{best.encoding} is clearly ahead of every other encoding."
-    elif CLEAR in by_verdict:
-        yield f"Clearly behind {best.encoding}: {_join(_some(by_verdict[CLEAR]))}."
     if LEVEL in by_verdict:
         yield f"Cannot be told apart from {best.encoding} with {_seeds(table)}: {_join(by_verdict[LEVEL])}."
     if LEANING in by_verdict:
@@ -79,6 +75,10 @@ def _best(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
             f"Fewer than two seeds in common with {best.encoding}, so whether the gap is chance is unknown: "
             f"{_join(by_verdict[UNKNOWN])}."
         )
+    if others and len(by_verdict.get(CLEAR, ())) == len(others):
+        yield f"{best.encoding} is clearly ahead of every other encoding."
+    elif CLEAR in by_verdict:
+        yield f"Clearly behind {best.encoding}: {_join(_some(by_verdict[CLEAR]))}."
 
 
 def _against_baseline(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:

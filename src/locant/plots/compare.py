@@ -183,7 +183,7 @@ class _Sheet:
         self.note = "\n".join(
             line for part in note.split("\n") for line in textwrap.wrap(part, int(width * 72 / (LETTER_NOTE * 7)))
         )
-        right = 0.2 + text_width([shorten(label, self.limit) for label in labels], self.size) if labels else 0.15
+        right = 0.2 + text_width([shorten(label, self.limit) for label in labels], self.size) if labels else 0.3
         base = 0.46 + 0.14 * (tick_lines - 1)
         bottom = base + (0.08 + 0.135 * (self.note.count("\n") + 1) if self.note else 0)
         height = max(3.0 if narrow else 3.5, 0.6 + len(labels) * 1.25 * self.size / 72) + bottom - base
