@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from locant.data.docstrings import read_docs
@@ -13,16 +14,14 @@ from locant.data.files import file_format, find_files, read_files
 class TextSource:
     """Names a text. Raises ValueError for settings that contradict each other."""
 
-    text: str | tuple[str, ...] = (
-        "docs"  # "docs", "hf:NAME[:CONFIG]", or paths, folders, globs (${VAR} and ~ are expanded)
-    )
+    text: str | Sequence[str] = "docs"  # "docs", "hf:NAME[:CONFIG]", or paths, folders, globs (${VAR}, ~ expanded)
     field: str = "text"  # jsonl key, parquet column or dataset column that holds the text
     split: str = "train"  # split of a Hugging Face dataset, as load_dataset takes it ("train[:1%]" works)
     limit_mb: float | None = None  # take text from the start until this many megabytes of UTF-8; None takes all
 
     def __post_init__(self) -> None:
         """Check what needs no file."""
-        if isinstance(self.text, list):
+        if not isinstance(self.text, str):
             object.__setattr__(self, "text", tuple(self.text))
         if not self.text or not all(self.patterns):
             raise ValueError(f"text source: text is {self.text!r}; give 'docs', 'hf:NAME', or paths of text files")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerFast
 
 from locant.data.corpora import TextSource, read_text
 from locant.data.document import text_fingerprint
 from locant.data.tokenizer import TokenizerConfig, build_tokenizer
 from locant.data.windows import TokenStream, encode, split_documents
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True)

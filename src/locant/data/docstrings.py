@@ -2,8 +2,8 @@
 
 Source files are parsed with `ast` and never imported. From each docstring only prose survives: code, doctests,
 formulas, tables, headings and type lines go. Paragraphs that differ only in names and numbers count as one, since
-model libraries repeat theirs hundreds of times. One source file is one document. Docstrings handed to `add_docstr` and `add_newdoc`
-(functions written in C) are read as well.
+model libraries repeat theirs hundreds of times. One source file is one document. Docstrings handed to `add_docstr` and
+`add_newdoc` (functions written in C) are read as well.
 """
 
 from __future__ import annotations
@@ -231,12 +231,12 @@ def _line(line: str) -> Iterator[str]:
     ):
         yield ""
         return
+    if _NAMED_TYPE.match(line):
+        yield ""
+        return
     stripped = line
     for pattern in (_BULLET, _ARGUMENT, _NAME_COLON):
         stripped = pattern.sub("", stripped, count=1)
-    if stripped == line and _NAMED_TYPE.match(line):
-        yield ""
-        return
     if stripped != line:
         yield ""
     yield stripped.strip()

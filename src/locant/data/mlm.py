@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerFast
 
 from locant.data.tokenizer import special_id
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-    from locant.data.windows import Windows
+from locant.data.windows import Windows
 
 EVALUATION_EPOCH = -1  # no training epoch has this number: the masks of an evaluation are always the same
 IGNORED = -100  # label of a token that is no target, as torch's cross entropy expects

@@ -10,17 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tqdm import tqdm
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from locant.data.cache import load_cached, store_cached
 from locant.data.document import Document, text_fingerprint
 from locant.data.files import expand_path
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 TOKENIZER_VERSION = 1  # raise it when training below changes: it is part of the cache's key
 SPECIAL_TOKENS = {
@@ -86,8 +83,6 @@ def load_tokenizer(path: str, *, lowercase: bool = True) -> PreTrainedTokenizerF
     `lowercase` is for a vocab.txt, which does not say; the other forms carry their own rule.
     Raises FileNotFoundError where nothing is found, ValueError for other files and for missing special tokens.
     """
-    from transformers import AutoTokenizer
-
     where = Path(expand_path(path))
     if not where.exists():
         raise FileNotFoundError(f"tokenizer {path!r}: nothing at {where}; give a folder, tokenizer.json or vocab.txt")
@@ -174,8 +169,6 @@ def _train_vocabulary(
 
 
 def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    from transformers import PreTrainedTokenizerFast
-
     known = {role: token for role, token in SPECIAL_TOKENS.items() if tokenizer.token_to_id(token) is not None}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **known)
 

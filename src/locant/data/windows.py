@@ -6,17 +6,14 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
 
 from locant.data.cache import load_cached, store_cached
 from locant.data.document import Document, text_fingerprint
 from locant.data.tokenizer import parallel_tokenizers, special_id
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 STREAM_VERSION = 1  # raise it when `encode` changes: it is part of the cache's key
 _BATCH_CHARACTERS = 1_000_000  # characters encoded at a time: bounds the memory that encodings take
