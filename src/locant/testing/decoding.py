@@ -1,0 +1,112 @@
+"""Checks of where tokens sit: key-value caches, padding on either side, packed documents, rows that see nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from locant.positions import Positions
+from locant.testing.case import Case, Scene, gaps
+from locant.testing.exactness import able, gradients
+from locant.testing.verdict import Verdict
+
+LENGTH = 9
+
+
+def check_cache(case: Case) -> None:
+    """Decoding by chunks of 1, 2 and 3 tokens over cached keys equals the full causal pass."""
+    verdict = Verdict(case.id, "cache")
+    encoding, host = case.build(), case.host()
+    x = case.random(2, LENGTH, case.model_dim, seed=8)
+    for backend in able(case, encoding, host):
+        full = host(encoding, x, Positions.arange(LENGTH), causal=True, backend=backend)
+        for chunk in (1, 2, 3):
+            cached, outs = x[:, :0], []
+            for start in range(0, LENGTH, chunk):
+                new = x[:, start : start + chunk]
+                positions = encoding.prepare(Positions.arange(new.shape[1], start + new.shape[1]))
+                new = encoding.embed(new, positions)
+                cached = torch.cat((cached, new), 1)
+                outs.append(host.layer(encoding, new, cached, positions, causal=True, backend=backend))
+            verdict.close(f"output by chunks of {chunk} ({backend})", torch.cat(outs, 2), full, 1e-11)
+
+
+def check_padding(case: Case) -> None:
+    """Padding on the left, on the right or in holes changes no real token, causal or not, in a batch of unequal rows."""
+    verdict = Verdict(case.id, "padding")
+    encoding, host = case.build(), case.host()
+    masks = {
+        "right": [[1] * 5 + [0] * 4, [1] * 8 + [0]],
+        "left": [[0] * 4 + [1] * 5, [0] + [1] * 8],
+        "holes": [[1, 1, 0, 0, 1, 1, 0, 1, 0], [1, 1, 1, 0, 1, 1, 1, 1, 1]],
+    }
+    for side, rows in masks.items():
+        mask = torch.tensor(rows, dtype=torch.bool)
+        x = case.random(2, LENGTH, case.model_dim, seed=8)
+        for backend in able(case, encoding, host):
+            for causal in (False, True):
+                out = host(
+                    encoding, x, Positions.from_mask(mask), mask=mask[:, None, None], causal=causal, backend=backend
+                )
+                for b, real in enumerate(mask):
+                    alone = x[b : b + 1, real]
+                    want = host(encoding, alone, Positions.arange(alone.shape[1]), causal=causal, backend=backend)
+                    verdict.close(f"row {b}, {side}, causal={causal}, {backend}", out[b, :, real], want[0], 1e-11)
+
+
+def check_packing(case: Case) -> None:
+    """Documents packed into one row each equal their own run."""
+    verdict = Verdict(case.id, "packing")
+    encoding, host = case.build(), case.host()
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 5, 4, 4]])
+    x = case.random(2, LENGTH, case.model_dim, seed=8)
+    for backend in able(case, encoding, host):
+        for causal in (False, True):
+            out = host(encoding, x, Positions.packed(documents), causal=causal, backend=backend)
+            for b, row in enumerate(documents):
+                for document in row.unique():
+                    own = row == document
+                    alone = x[b : b + 1, own]
+                    want = host(encoding, alone, Positions.arange(alone.shape[1]), causal=causal, backend=backend)
+                    where = f"row {b}, document {int(document)}, causal={causal}, {backend}"
+                    verdict.close(where, out[b, :, own], want[0], 1e-11)
+
+
+def check_explicit_ids(case: Case) -> None:
+    """Counted ids given explicitly, for all rows or for each, equal the fast path."""
+    verdict = Verdict(case.id, "explicit ids")
+    encoding, host = case.build(), case.host()
+    x = case.random(2, LENGTH, case.model_dim, seed=8)
+    ids = torch.arange(LENGTH)
+    for backend in able(case, encoding, host):
+        want = host(encoding, x, Positions.arange(LENGTH), backend=backend)
+        for given in (ids, ids.expand(2, -1), ids[None]):
+            have = host(encoding, x, Positions.from_ids(given), backend=backend)
+            verdict.close(f"ids of shape {tuple(given.shape)} ({backend})", have, want, 1e-12)
+
+
+def check_empty_rows(case: Case) -> None:
+    """A query that sees nothing gives zeros, and all gradients stay finite."""
+    verdict = Verdict(case.id, "empty rows")
+    encoding, host = case.build(), case.host()
+    x, memory = (case.random(2, n, case.model_dim, seed=n) for n in (7, 11))
+    mask = torch.ones(2, 1, 1, 11, dtype=torch.bool)
+    mask[1] = False
+    for backend in able(case, encoding, host):
+        out, found = gradients(encoding, host, x, memory, Scene("empty", gaps(encoding), mask), backend)
+        verdict.must(bool((out[1] == 0).all()), f"{backend}: a row that sees nothing gives {out[1].abs().max():.3g}, not 0")
+        verdict.must(bool((out[0] != 0).any()), f"{backend}: the row that sees everything is 0 too")
+        bad = [name for name, gradient in found.items() if gradient is not None and not gradient.isfinite().all()]
+        verdict.must(not bad, f"{backend}: gradients not finite: {', '.join(bad)}")
+
+
+def check_shapes(case: Case) -> None:
+    """One query, one key, an empty batch: shapes follow, and one key alone gets all the weight."""
+    verdict = Verdict(case.id, "shapes")
+    encoding, host = case.build(), case.host()
+    for backend in able(case, encoding, host):
+        for batch, queries, keys in ((2, 1, 1), (1, 1, 5), (0, 3, 4), (2, 4, 4)):
+            x, memory = (case.random(batch, n, case.model_dim, seed=n) for n in (queries, keys))
+            out = host(encoding, x, Positions.arange(queries, keys), memory, backend=backend)
+            want = (batch, case.num_heads, queries, case.head_dim)
+            verdict.must(tuple(out.shape) == want, f"output {tuple(out.shape)}, expected {want} ({backend})")
+            verdict.must(bool(out.isfinite().all()), f"output not finite for {want} ({backend})")

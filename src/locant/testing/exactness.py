@@ -1,0 +1,156 @@
+"""Checks of the numbers: against the oracle, between backends, in low precision, and of every gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from locant.attention import explain
+from locant.backends import BACKENDS, PREFERENCE
+from locant.encoding import Encoding, Layer
+from locant.positions import Positions
+from locant.testing import oracle
+from locant.testing.case import BATCH, KEYS, QUERIES, Case, Host, Scene, numbers, of_keys, scenes
+from locant.testing.verdict import Verdict
+
+
+def check_oracle(case: Case) -> None:
+    """Embedding and attention equal scalar loops over the case's equations, in float64 to 1e-12."""
+    verdict = Verdict(case.id, "oracle")
+    if case.logit is None:
+        verdict.fail("the case has no logit; give the equation of one pair")
+    encoding, host = case.build(), case.host()
+    p, (q, k, v) = numbers(encoding, host), case.operands()
+    tokens = case.random(BATCH, KEYS, case.model_dim, seed=8)
+    for scene in scenes(case, encoding):
+        positions = encoding.prepare(scene.positions)
+        have = host.attend(encoding, q, k, v, tokens[:, :QUERIES], positions, backend="reference", **scene.how)
+        ids = scene.positions.query, scene.positions.key
+        want = oracle.attend(case.logit, case.value, p, q, k, v, *ids, scene.mask, scene.causal)
+        verdict.close(f"output ({scene.name})", have, torch.from_numpy(want), 1e-12)
+        embedded = encoding.embed(tokens, of_keys(positions))
+        want = oracle.embed(case.embed, p, tokens, ids[1], scene.positions.length)
+        verdict.close(f"embedding ({scene.name})", embedded, torch.from_numpy(want), 1e-12)
+
+
+def gradients(
+    encoding: Encoding, host: Host, x: Tensor, memory: Tensor, scene: Scene, backend: str
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """The output of one layer, and the gradient of a fixed random sum of it in every parameter and input."""
+    leaves = {"x": x.detach().clone().requires_grad_(), "memory": memory.detach().clone().requires_grad_()}
+    parameters = dict(encoding.named_parameters()) | {f"host.{n}": w for n, w in host.named_parameters()}
+    out = host(encoding, leaves["x"], scene.positions, leaves["memory"], backend=backend, **scene.how)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(out.dtype)
+    named = leaves | parameters
+    found = torch.autograd.grad((out * weights).sum(), list(named.values()), allow_unused=True)
+    return out.detach(), dict(zip(named, found, strict=True))
+
+
+def able(case: Case, encoding: Encoding, host: Host) -> list[str]:
+    """The backends that serve the encoding's terms."""
+    q, k, v = case.operands()
+    positions = encoding.prepare(Positions.arange(QUERIES, KEYS))
+    x = case.random(BATCH, QUERIES, case.model_dim, seed=8)
+    terms = encoding.terms(positions, Layer(q, k, x, host.query, host.key))
+    refused = explain(q, k, v, terms, positions).refused
+    return [name for name in PREFERENCE if name not in refused]
+
+
+def check_backends(case: Case) -> None:
+    """Each backend that serves the terms equals ``reference`` in output and every gradient; the others refuse by name."""
+    verdict = Verdict(case.id, "backends")
+    encoding, host = case.build(), case.host()
+    x, memory = (case.random(BATCH, n, case.model_dim, seed=n) for n in (QUERIES, KEYS))
+    served = able(case, encoding, host)
+    for name in BACKENDS:
+        if name not in served:
+            _must_refuse(verdict, encoding, host, x, memory, name)
+    for scene in scenes(case, encoding):
+        want_out, want = gradients(encoding, host, x, memory, scene, "reference")
+        for name, gradient in want.items():
+            verdict.must(gradient is not None, f"{name} has no gradient (reference, {scene.name})")
+        for backend in [*served, "auto"]:
+            out, have = gradients(encoding, host, x, memory, scene, backend)
+            verdict.close(f"output ({backend}, {scene.name})", out, want_out, 1e-11)
+            _close_gradients(verdict, f"{backend}, {scene.name}", have, want, 1e-10)
+
+
+def _must_refuse(verdict: Verdict, encoding: Encoding, host: Host, x: Tensor, memory: Tensor, backend: str) -> None:
+    try:
+        host(encoding, x, Positions.arange(QUERIES, KEYS), memory, backend=backend)
+    except ValueError:
+        return
+    verdict.fail(f"backend {backend!r} refuses these terms in explain() but runs them when asked for by name")
+
+
+def _close_gradients(
+    verdict: Verdict, where: str, have: Mapping[str, Tensor | None], want: Mapping[str, Tensor | None], tolerance: float
+) -> None:
+    for name, expected in want.items():
+        found = have[name]
+        if expected is None:
+            continue
+        if found is None:
+            verdict.fail(f"gradient of {name} ({where}) is missing")
+        verdict.close(f"gradient of {name} ({where})", found, expected, tolerance)
+
+
+def check_low_precision(case: Case) -> None:
+    """In float32 and bfloat16 the error against float64 is at most twice that of ``reference`` in the same precision."""
+    verdict = Verdict(case.id, "low precision")
+    for dtype in (torch.float32, torch.bfloat16):
+        encoding, host = case.build(dtype), case.host(dtype)
+        exact, exact_host = case.build(dtype).double(), case.host(dtype).double()  # the rounded numbers, exactly
+        x, memory = (case.random(BATCH, n, case.model_dim, seed=n, dtype=dtype) for n in (QUERIES, KEYS))
+        for scene in list(scenes(case, encoding))[:2]:
+            truth = gradients(exact, exact_host, x.double(), memory.double(), scene, "reference")
+            base = gradients(encoding, host, x, memory, scene, "reference")
+            verdict.must(base[0].dtype == dtype, f"the output is {base[0].dtype}, expected {dtype}")
+            verdict.must(bool(base[0].isfinite().all()), f"output not finite (reference, {dtype})")
+            for backend in able(case, exact, exact_host):
+                mine = gradients(encoding, host, x, memory, scene, backend)
+                _no_worse(verdict, f"output ({backend}, {scene.name}, {dtype})", mine[0], base[0], truth[0])
+                for name, want in truth[1].items():
+                    have, reference = mine[1][name], base[1][name]
+                    if have is None or reference is None or want is None:
+                        continue
+                    _no_worse(verdict, f"gradient of {name} ({backend}, {scene.name}, {dtype})", have, reference, want)
+
+
+def _no_worse(verdict: Verdict, what: str, have: Tensor, reference: Tensor, truth: Tensor) -> None:
+    """The rule of two: error against the truth at most twice the reference's, and a floor of two roundings."""
+    error = (have.double() - truth).abs().max().item()
+    base = (reference.double() - truth).abs().max().item()
+    allowed = 2 * base + 2 * torch.finfo(have.dtype).eps * truth.abs().max().item()
+    verdict.must(error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g} (reference: {base:.3g})")
+
+
+class _Together(nn.Module):
+    """Encoding and host as one module, so that all parameters can be swapped at once."""
+
+    def __init__(self, encoding: Encoding, host: Host) -> None:
+        super().__init__()
+        self.encoding, self.host = encoding, host
+
+    def forward(self, x: Tensor, memory: Tensor, positions: Positions) -> Tensor:
+        return self.host(self.encoding, x, positions, memory)
+
+
+def check_gradcheck(case: Case) -> None:
+    """Autograd agrees with finite differences in float64, for all parameters and the inputs."""
+    verdict = Verdict(case.id, "gradcheck")
+    both = _Together(case.build(), case.host())
+    names = [name for name, _ in both.named_parameters()]
+    x, memory = (case.random(1, n, case.model_dim, seed=n).requires_grad_() for n in (2, 4))
+    positions = Positions.arange(2, 4)
+
+    def output(x: Tensor, memory: Tensor, *parameters: Tensor) -> Tensor:
+        return torch.func.functional_call(both, dict(zip(names, parameters, strict=True)), (x, memory, positions))
+
+    inputs = (x, memory, *(w.detach().clone().requires_grad_() for w in both.parameters()))
+    try:
+        torch.autograd.gradcheck(output, inputs, fast_mode=True, atol=1e-5, rtol=1e-5)
+    except torch.autograd.gradcheck.GradcheckError as error:
+        verdict.fail(str(error))

@@ -1,0 +1,571 @@
+"""One case for each encoding and option: its equation for one pair, written from the paper, sharing no code with the package.
+
+Sizes of every case: 3 heads of width 8, model width 10. p holds parameters by name, q and k are numpy vectors, i and j
+position ids, h the head. r = j - i.
+"""
+
+from __future__ import annotations
+
+from math import ceil, cos, exp, floor, log, sin, sqrt
+
+import numpy
+
+import locant
+from locant.testing import Case
+
+H, D, M, N = 3, 8, 10, 24  # heads, head width, model width, longest table
+S = 1 / sqrt(D)
+
+
+def clipped(x: int, clip: int) -> int:
+    return max(-clip, min(clip, x))
+
+
+def make(name: str, **options):
+    sizes = dict(num_heads=H, head_dim=D, model_dim=M)
+    return lambda: locant.load(name, **{**sizes, **options})
+
+
+def dot(p, q, k, i, j, h):
+    return q @ k * S
+
+
+# --- input embeddings ---------------------------------------------------------------------------------------------------
+
+
+def stretched(p, x, i, length):
+    """Linear interpolation of a table with N rows over ``length`` ids, the ends kept."""
+    place = i if length <= N else i * (N - 1) / (length - 1)
+    low = min(floor(place), N - 1)
+    weight = place - low
+    return x + (1 - weight) * p["table"][low] + weight * p["table"][min(low + 1, N - 1)]
+
+
+def wave(p, width, layout, inclusive=False):
+    """PE[p] of section 3.5, or with the frequencies of tensor2tensor (``inclusive``)."""
+    pairs = (width + 1) // 2
+    w = [10000.0 ** (-(c / max(pairs - 1, 1) if inclusive else 2 * c / width)) for c in range(pairs)]
+    if layout == "interleaved":
+        channels = [f(p * w[c]) for c in range(pairs) for f in (sin, cos)]
+    else:
+        channels = [sin(p * x) for x in w] + [cos(p * x) for x in w]
+    return numpy.array(channels[:width])
+
+
+ABSOLUTE = [
+    Case("none", make("none"), dot, parameters=0),
+    Case(
+        "absolute",
+        make("absolute", max_length=N),
+        dot,
+        parameters=N * M,
+        embed=lambda p, x, i, n: x + p["table"][i],
+    ),
+    Case(
+        "absolute/clip",
+        make("absolute", max_length=N, extend="clip"),
+        dot,
+        parameters=N * M,
+        reach=N - 2,
+        embed=lambda p, x, i, n: x + p["table"][min(i, N - 1)],
+    ),
+    Case(
+        "absolute/interpolate",
+        make("absolute", max_length=N, extend="interpolate"),
+        dot,
+        parameters=N * M,
+        embed=stretched,
+    ),
+    Case("sinusoidal", make("sinusoidal"), dot, parameters=0, embed=lambda p, x, i, n: x + wave(i, M, "interleaved")),
+    Case(
+        "sinusoidal/odd",
+        make("sinusoidal", model_dim=9),
+        dot,
+        parameters=0,
+        embed=lambda p, x, i, n: x + wave(i, 9, "interleaved"),
+        model_dim=9,
+    ),
+    Case(
+        "sinusoidal/halves",
+        make("sinusoidal", layout="halves", scale_tokens=True),
+        dot,
+        parameters=0,
+        embed=lambda p, x, i, n: sqrt(M) * x + wave(i, M, "halves"),
+    ),
+    Case(
+        "sinusoidal/inclusive",
+        make("sinusoidal", grid="inclusive"),
+        dot,
+        parameters=0,
+        embed=lambda p, x, i, n: x + wave(i, M, "interleaved", inclusive=True),
+    ),
+]
+
+
+# --- vectors for offsets ------------------------------------------------------------------------------------------------
+
+
+def shaw(name="table", K=4, heads=False, scaled=True, row=None):
+    def logit(p, q, k, i, j, h):
+        a = p[name][h if heads else 0, row(i, j) if row else clipped(j - i, K) + K]
+        return (q @ k + q @ a) * S if scaled else q @ k * S + q @ a
+
+    return logit
+
+
+def shaw_value(name, K=4):
+    return lambda p, v, i, j, h: v + p[name][0, clipped(j - i, K) + K]
+
+
+def untied(K):
+    """Rows 2K+1 and 2K+2 serve the special token (id 0) as a query and as a key."""
+    return lambda i, j: 2 * K + 1 if i == 0 else 2 * K + 2 if j == 0 else clipped(j - i, K) + K
+
+
+def window(p, i, j, K, name="table"):
+    """Nothing outside the window."""
+    return p[name][0, j - i + K] if abs(j - i) <= K else numpy.zeros(D)
+
+
+def huang_m4(K=4, heads=False, row=None):
+    def logit(p, q, k, i, j, h):
+        a = p["table"][h if heads else 0, row(i, j) if row else clipped(j - i, K) + K]
+        return ((q + a) @ (k + a) - a @ a) * S
+
+    return logit
+
+
+SHAW = [
+    Case("shaw", make("shaw", clip=4), shaw(), parameters=9 * D, reach=4),
+    Case("shaw/unclipped", make("shaw", max_length=6), shaw(K=5), parameters=11 * D, reach=5),
+    Case("shaw/heads", make("shaw", clip=4, share_heads=False), shaw(heads=True), parameters=H * 9 * D, reach=4),
+    Case(
+        "shaw/key_value",
+        make("shaw", clip=4, values=True),
+        shaw(),
+        parameters=2 * 9 * D,
+        value=shaw_value("value_table"),
+        reach=4,
+    ),
+    Case(
+        "shaw/value",
+        make("shaw", clip=4, keys=False, values=True),
+        dot,
+        parameters=9 * D,
+        value=shaw_value("value_table"),
+        reach=4,
+    ),
+    Case(
+        "shaw/tied",
+        make("shaw", clip=4, values=True, tie_kv=True),
+        shaw(),
+        parameters=9 * D,
+        value=shaw_value("table"),
+        reach=4,
+    ),
+    Case(
+        "shaw/zero",
+        make("shaw", clip=4, values=True, outside="zero"),
+        lambda p, q, k, i, j, h: (q @ k + q @ window(p, i, j, 4)) * S,
+        parameters=2 * 9 * D,
+        value=lambda p, v, i, j, h: v + window(p, i, j, 4, "value_table"),
+        reach=5,
+    ),
+    Case("shaw/untied", make("shaw", clip=4, untie_cls=True), shaw(row=untied(4)), parameters=11 * D, reach=4),
+    Case("shaw/unscaled", make("shaw", clip=4, scaled=False), shaw(scaled=False), parameters=9 * D, reach=4),
+    Case(
+        "huang_m1",
+        make("huang_m1", clip=4),
+        lambda p, q, k, i, j, h: q @ k * p["table"][h, min(abs(j - i), 4)] * S,
+        parameters=H * 5,
+        reach=4,
+    ),
+    Case(
+        "huang_m1/shared",
+        make("huang_m1", max_length=6, share_heads=True),
+        lambda p, q, k, i, j, h: q @ k * p["table"][0, min(abs(j - i), 5)] * S,
+        parameters=6,
+        reach=5,
+    ),
+    Case(
+        "huang_m2",
+        make("huang_m2", clip=4),
+        lambda p, q, k, i, j, h: q @ k * p["table"][h, clipped(j - i, 4) + 4] * S,
+        parameters=H * 9,
+        reach=4,
+    ),
+    Case(
+        "huang_m3",
+        make("huang_m3", clip=4),
+        lambda p, q, k, i, j, h: sum(q[c] * k[c] * p["table"][0, clipped(j - i, 4) + 4, c] for c in range(D)) * S,
+        parameters=9 * D,
+        reach=4,
+    ),
+    Case(
+        "huang_m3/heads",
+        make("huang_m3", clip=3, share_heads=False),
+        lambda p, q, k, i, j, h: sum(q[c] * k[c] * p["table"][h, clipped(j - i, 3) + 3, c] for c in range(D)) * S,
+        parameters=H * 7 * D,
+        reach=3,
+    ),
+    Case("huang_m4", make("huang_m4", clip=4), huang_m4(), parameters=9 * D, reach=4),
+    Case("huang_m4/heads", make("huang_m4", clip=4, share_heads=False), huang_m4(heads=True), parameters=H * 9 * D, reach=4),
+    Case("huang_m4/untied", make("huang_m4", clip=4, untie_cls=True), huang_m4(row=untied(4)), parameters=11 * D, reach=4),
+]
+
+
+# --- Transformer-XL, DeBERTa ------------------------------------------------------------------------------------------------
+
+
+def xlnet(u=True, clamp=None, layout="halves"):
+    def logit(p, q, k, i, j, h):
+        distance = i - j if clamp is None else clipped(i - j, clamp)
+        a = p["projection"][h * D : (h + 1) * D] @ wave(distance, M, layout)
+        if not u:
+            return (q @ k + q @ a) * S
+        return ((q + p["content_bias"][h]) @ k + (q + p["position_bias"][h]) @ a) * S
+
+    return logit
+
+
+def signed_bucket(x: int, size: int, most: int) -> int:
+    """make_log_bucket_position of DeBERTa v2."""
+    middle = size // 2
+    if abs(x) <= middle:
+        return x
+    far = middle + ceil(log(abs(x) / middle) / log((most - 1) / middle) * (middle - 1))
+    return far if x > 0 else -far
+
+
+def deberta(size, most=None, version="v1", paper=False, c2p=True, p2c=True, norm=None, own=None):
+    own = version == "v1" if own is None else own
+    norm = version == "v2" if norm is None else norm
+
+    def row(x):
+        return max(0, min(2 * size - 1, (x if most is None else signed_bucket(x, size, most)) + size))
+
+    def projected(p, t, which, h):
+        R = p["table"][t]
+        if norm:
+            R = (R - R.mean()) / sqrt(R.var() + 1e-7) * p["norm.weight"] + p["norm.bias"]
+        name = f"{which}_projection" if own else f"host.{which}"
+        bias = 0 if own and which == "key" else p[f"{name}.bias"][h * D : (h + 1) * D]
+        return p[f"{name}.weight"][h * D : (h + 1) * D] @ R + bias
+
+    def logit(p, q, k, i, j, h):
+        total = q @ k
+        if c2p:
+            total += q @ projected(p, row(i - j), "key", h)
+        if p2c:
+            total += k @ projected(p, row(j - i if paper else i - j), "query", h)
+        return total / sqrt(D * (1 + c2p + p2c))
+
+    return logit
+
+
+XL = [
+    Case("xlnet", make("xlnet"), xlnet(), parameters=H * D * M + 2 * H * D),
+    Case("xlnet/no_biases", make("xlnet", biases=False), xlnet(u=False), parameters=H * D * M),
+    Case("xlnet/clamp", make("xlnet", clamp=3), xlnet(clamp=3), parameters=H * D * M + 2 * H * D, reach=3),
+    Case(
+        "xlnet/interleaved",
+        make("xlnet", layout="interleaved"),
+        xlnet(layout="interleaved"),
+        parameters=H * D * M + 2 * H * D,
+    ),
+    Case(
+        "xlnet/odd",
+        make("xlnet", model_dim=9, biases=False),
+        lambda p, q, k, i, j, h: (q @ k + q @ (p["projection"][h * D : (h + 1) * D] @ wave(i - j, 9, "halves"))) * S,
+        parameters=H * D * 9,
+        model_dim=9,
+    ),
+    Case(
+        "deberta",
+        make("deberta", max_length=6),
+        deberta(6),
+        parameters=12 * M + 2 * H * D * M + H * D,
+        stack_parameters=12 * M + 3 * (2 * H * D * M + H * D),
+        reach=6,
+    ),
+    Case(
+        "deberta/paper_index",
+        make("deberta", clip=5, p2c_index="paper"),
+        deberta(5, paper=True),
+        parameters=10 * M + 2 * H * D * M + H * D,
+        stack_parameters=10 * M + 3 * (2 * H * D * M + H * D),
+        reach=5,
+    ),
+    Case(
+        "deberta/c2p",
+        make("deberta", clip=5, p2c=False),
+        deberta(5, p2c=False),
+        parameters=10 * M + H * D * M,
+        stack_parameters=10 * M + 3 * H * D * M,
+        reach=5,
+    ),
+    Case(
+        "deberta/p2c",
+        make("deberta", clip=5, c2p=False),
+        deberta(5, c2p=False),
+        parameters=10 * M + H * D * M + H * D,
+        stack_parameters=10 * M + 3 * (H * D * M + H * D),
+        reach=5,
+    ),
+    Case(
+        "deberta/v2",
+        make("deberta", version="v2", clip=6, max_length=16),
+        deberta(6, 16, "v2"),
+        parameters=12 * M + 2 * M,
+        stack_parameters=14 * M,
+        reach=16,
+    ),
+    Case(
+        "deberta/v2_default_clip",
+        make("deberta", version="v2", max_length=12, p2c_index="paper"),
+        deberta(6, 12, "v2", paper=True),
+        parameters=14 * M,
+        stack_parameters=14 * M,
+        reach=12,
+    ),
+    Case(
+        "deberta/v2_own",
+        make("deberta", version="v2", clip=6, max_length=16, share_projections=False, layer_norm=False),
+        deberta(6, 16, "v2", norm=False, own=True),
+        parameters=12 * M + 2 * H * D * M + H * D,
+        stack_parameters=12 * M + 3 * (2 * H * D * M + H * D),
+        reach=16,
+    ),
+]
+
+
+# --- biases -----------------------------------------------------------------------------------------------------------------
+
+
+def bucket(r: int, count: int, most: int, causal: bool = False) -> int:
+    """Raffel et al. 2020, section 2.1, as their code rounds."""
+    half, base, x = (count, 0, max(-r, 0)) if causal else (count // 2, count // 2 if r > 0 else 0, abs(r))
+    near = half // 2
+    if x < near:
+        return base + x
+    return base + min(half - 1, near + floor(log(x / near) / log(most / near) * (half - near)))
+
+
+def tisa(p, h, r):
+    names = ("amplitude", "sharpness", "center")
+    return sum(a * exp(-abs(b) * (r - c) ** 2) for a, b, c in zip(*(p[n][:, h] for n in names), strict=True))
+
+
+def slope(h, heads, exponent=8):
+    """The public rule: powers of 2^(-8/n) for n a power of two; else those of the power below, then every second of 2n."""
+    power = 1
+    while 2 * power <= heads:
+        power *= 2
+    if h < power:
+        return 2 ** (-exponent * (h + 1) / power)
+    return 2 ** (-exponent * (2 * (h - power) + 1) / (2 * power))
+
+
+def sided(p, q, k, i, j, h):
+    """Asymmetric ALiBi of 4 heads: two look left, two look right."""
+    seen = j <= i if h < 2 else j >= i
+    return q @ k * S - (slope(h, 4) * abs(j - i) if seen else 1e4)
+
+
+BIAS = [
+    Case(
+        "t5",
+        make("t5", num_buckets=8, max_distance=16),
+        lambda p, q, k, i, j, h: q @ k * S + p["table"][h, bucket(j - i, 8, 16)],
+        parameters=H * 8,
+        reach=6,
+    ),
+    Case(
+        "t5/causal",
+        make("t5", num_buckets=8, max_distance=16, causal=True),
+        lambda p, q, k, i, j, h: q @ k * S + p["table"][h, bucket(j - i, 8, 16, causal=True)],
+        parameters=H * 8,
+        reach=12,
+    ),
+    Case(
+        "bert_r",
+        make("bert_r", max_length=N),
+        lambda p, q, k, i, j, h: q @ k * S + p["members.1.table"][h, bucket(j - i, 32, 128)],
+        parameters=N * M + H * 32,
+        embed=lambda p, x, i, n: x + p["members.0.table"][i],
+    ),
+    Case(
+        "tisa",
+        make("tisa"),
+        lambda p, q, k, i, j, h: q @ k * S + tisa(p, h, j - i),
+        parameters=3 * 5 * H,
+    ),
+    Case(
+        "tisa/scaled",
+        make("tisa", kernels=2, scaled=True),
+        lambda p, q, k, i, j, h: (q @ k + tisa(p, h, j - i)) * S,
+        parameters=3 * 2 * H,
+    ),
+    Case(
+        "alibi",
+        make("alibi"),
+        lambda p, q, k, i, j, h: q @ k * S - slope(h, 3) * abs(j - i),
+        parameters=0,
+    ),
+    Case(
+        "alibi/12_heads",
+        make("alibi", num_heads=12),
+        lambda p, q, k, i, j, h: q @ k * S - slope(h, 12) * abs(j - i),
+        parameters=0,
+        num_heads=12,
+    ),
+    Case("alibi/asymmetric", make("alibi", num_heads=4, asymmetric=True), sided, parameters=0, num_heads=4),
+    Case(
+        "alibi/trainable",
+        make("alibi", trainable=True, exponent=4.0),
+        lambda p, q, k, i, j, h: q @ k * S - p["slope"][h] * abs(j - i),
+        parameters=H,
+    ),
+    Case(
+        "alibi/trainable_asymmetric",
+        make("alibi", num_heads=4, trainable=True, asymmetric=True),
+        lambda p, q, k, i, j, h: (
+            q @ k * S - (p["slope"][h] * abs(j - i) if (j <= i if h < 2 else j >= i) else 1e4)
+        ),
+        parameters=4,
+        num_heads=4,
+    ),
+]
+
+
+# --- untied positions (TUPE) --------------------------------------------------------------------------------------------------
+
+
+def normed(p, row, norm):
+    if not norm:
+        return row
+    return (row - row.mean()) / sqrt(row.var() + 1e-5) * p["norm.weight"] + p["norm.bias"]
+
+
+def untied_vector(p, which, row, h, norm, bias):
+    part = slice(h * D, (h + 1) * D)
+    vector = p[f"{which}_projection.weight"][part] @ normed(p, p["table"][row], norm)
+    return vector + p[f"{which}_projection.bias"][part] if bias else vector
+
+
+def correlation(p, r, s, h, norm=True, bias=True):
+    """R_h[r, s]."""
+    return untied_vector(p, "query", r, h, norm, bias) @ untied_vector(p, "key", s, h, norm, bias) / sqrt(2 * D)
+
+
+def tupe(untie=True, scalar=False, norm=True, bias=True, buckets=None, untie_buckets=None):
+    untie_buckets = untie if untie_buckets is None else untie_buckets
+
+    def logit(p, q, k, i, j, h):
+        if untie and i == 0:
+            V = p["theta"][0, h] if scalar else correlation(p, 0, 0, h, norm, bias)
+        elif untie and j == 0:
+            V = p["theta"][1, h] if scalar else correlation(p, 1, 1, h, norm, bias)
+        else:
+            V = correlation(p, i + 1, j + 1, h, norm, bias)
+        if buckets:
+            count, most = buckets
+            special = count // 2 if i == 0 else count if j == 0 else None
+            V += p["buckets"][h, special if untie_buckets and special is not None else bucket(j - i, count, most)]
+        return q @ k / sqrt(2 * D) + V
+
+    return logit
+
+
+def bert_ad(norm=True, bias=True, factor=0.5):
+    def logit(p, q, k, i, j, h):
+        a, b = (untied_vector(p, which, row, h, norm, bias) for which, row in (("query", i), ("key", j)))
+        return (q + a) @ (k + b) * S * factor
+
+    return logit
+
+
+PROJECTIONS = 2 * H * D * M
+TUPE_A = (N + 1) * M + PROJECTIONS + 2 * H * D + 2 * M
+BARE = dict(layer_norm=False, bias=False)
+TUPE = [
+    Case("tupe_a", make("tupe_a", max_length=N), tupe(), parameters=TUPE_A),
+    Case("tupe_a/tied", make("tupe_a", max_length=N, untie_cls=False), tupe(untie=False), parameters=TUPE_A),
+    Case("tupe_a/scalar", make("tupe_a", max_length=N, theta="scalar"), tupe(scalar=True), parameters=TUPE_A + 2 * H),
+    Case(
+        "tupe_a/bare",
+        make("tupe_a", max_length=N, **BARE),
+        tupe(norm=False, bias=False),
+        parameters=(N + 1) * M + PROJECTIONS,
+    ),
+    Case(
+        "tupe_r",
+        make("tupe_r", max_length=N, num_buckets=8, max_distance=16),
+        tupe(buckets=(8, 16)),
+        parameters=TUPE_A + 9 * H,
+    ),
+    Case("tupe_r/default_buckets", make("tupe_r", max_length=N), tupe(buckets=(32, 128)), parameters=TUPE_A + 33 * H),
+    Case(
+        "tupe_r/tied",
+        make("tupe_r", max_length=N, num_buckets=8, max_distance=16, untie_cls=False),
+        tupe(untie=False, buckets=(8, 16)),
+        parameters=TUPE_A + 8 * H,
+    ),
+    Case(
+        "tupe_r/tied_buckets",
+        make("tupe_r", max_length=N, num_buckets=8, max_distance=16, untie_buckets=False),
+        tupe(buckets=(8, 16), untie_buckets=False),
+        parameters=TUPE_A + 8 * H,
+    ),
+    Case("bert_ad", make("bert_ad", max_length=N), bert_ad(), parameters=N * M + PROJECTIONS + 2 * H * D + 2 * M),
+    Case(
+        "bert_ad/bare",
+        make("bert_ad", max_length=N, logit_factor=1.0, **BARE),
+        bert_ad(norm=False, bias=False, factor=1.0),
+        parameters=N * M + PROJECTIONS,
+    ),
+]
+
+
+# --- rotations and sums -------------------------------------------------------------------------------------------------------
+
+
+def turned(x, position, width, layout, base=10000.0):
+    """R_p x: channel pairs turned by p w_c."""
+    out = x.copy()
+    for c in range(width // 2):
+        a, b = (c, c + width // 2) if layout == "halves" else (2 * c, 2 * c + 1)
+        angle = position * base ** (-2 * c / width)
+        out[a] = x[a] * cos(angle) - x[b] * sin(angle)
+        out[b] = x[a] * sin(angle) + x[b] * cos(angle)
+    return out
+
+
+def rope(width=D, layout="halves", base=10000.0):
+    return lambda p, q, k, i, j, h: turned(q, i, width, layout, base) @ turned(k, j, width, layout, base) * S
+
+
+OTHERS = [
+    Case("rope", make("rope"), rope(), parameters=0),
+    Case("rope/interleaved", make("rope", layout="interleaved", base=500.0), rope(D, "interleaved", 500.0), parameters=0),
+    Case("rope/partial", make("rope", rotary_dim=6), rope(6), parameters=0),
+    Case(
+        "rope+alibi",
+        make("rope+alibi"),
+        lambda p, q, k, i, j, h: rope()(p, q, k, i, j, h) - slope(h, 3) * abs(j - i),
+        parameters=0,
+    ),
+    Case(
+        "tupe_a+huang_m4",
+        make("tupe_a+huang_m4", max_length=N, clip=4),
+        lambda p, q, k, i, j, h: (
+            tupe()({n[10:]: w for n, w in p.items() if n.startswith("members.0")}, q, k, i, j, h)
+            + (q + k) @ p["members.1.table"][0, clipped(j - i, 4) + 4] / sqrt(2 * D)
+        ),
+        parameters=TUPE_A + 9 * D,
+        stack_parameters=TUPE_A + 3 * 9 * D,
+    ),
+]
+
+CASES: list[Case] = [*ABSOLUTE, *SHAW, *XL, *BIAS, *TUPE, *OTHERS]
+BY_ID = {case.id: case for case in CASES}
