@@ -1,0 +1,147 @@
+"""What `attach` puts into a stack of layers: the encodings, how they were asked for, and what they took the place of."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from locant.encoding import Encoding, Stack
+from locant.hf.families import Site
+from locant.hf.interface import NAME, Route
+from locant.positions import Positions
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How an attachment was asked for; ``encoding`` is None where an object was given instead of names."""
+
+    encoding: str | tuple[str, ...] | None
+    options: dict[str, Any]
+    share_layers: bool | None
+    keep_absolute: bool
+    backend: str
+    sizes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A module of the host that was taken out, and where it goes back to; not registered, so in no state dict."""
+
+    kind: str
+    path: str
+    module: nn.Module
+
+
+class Attachment(nn.Module):
+    """A stack's submodule ``locant``: the encodings, every distinct one once, and each tensor once in the state dict.
+
+    ``layer_of`` says which encoding serves each attention module, ``acts`` whether it changes attention at all.
+    """
+
+    def __init__(self, stack: Stack, spec: Spec, site: Site, kernel: str | None) -> None:
+        super().__init__()
+        distinct = list(dict.fromkeys(stack))
+        self.encodings = nn.ModuleList(distinct)
+        self.layer_of = tuple(distinct.index(layer) for layer in stack)
+        self.acts = tuple(_acts(layer) for layer in stack)
+        self.embeds = any("embed" in layer.sites for layer in distinct)
+        self.spec, self.family, self.kernel, self.own = spec, site.family, kernel, site.own
+        self.bare = not site.embeds
+        self.parameter_names = _parameter_names(site.module)
+        self.held: list[Held] = []
+        self.kept_rows: int | None = None  # rows of a kept absolute table
+        self.spare_rows = 0  # rows of it before position 0
+        self.feeds_zeros = False  # the host reads buffers of limited length with its position ids
+        self._stack = (stack,)  # a tuple: the encodings are registered once, above
+        self.register_state_dict_post_hook(_drop_duplicates)
+        self.register_load_state_dict_pre_hook(_fill_duplicates)
+
+    @property
+    def stack(self) -> Stack:
+        """Which encoding serves each attention module."""
+        return self._stack[0]
+
+    def layers(self) -> tuple[Encoding, ...]:
+        """The encoding of each attention module, in order."""
+        return tuple(self.encodings[i] for i in self.layer_of)  # pyright: ignore[reportReturnType]
+
+    def route(self, positions: Positions, weights: bool) -> Route:
+        """What travels to the attention modules."""
+        return Route(
+            positions=positions,
+            encodings=self.layers(),
+            acts=self.acts,
+            projections=self.family.projections,
+            backend=self.spec.backend,
+            host_kernel=self.kernel,
+            keeps_bias=self.spec.keep_absolute or not self.family.bias,
+            weights=weights,
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attachment:
+        """Moves and casts reach what was taken out, too."""
+        for held in self.held:
+            held.module._apply(fn)
+        return super()._apply(fn, recurse)
+
+
+def attachments(model: nn.Module) -> list[tuple[str, nn.Module, Attachment]]:
+    """Every (path, stack of layers, attachment) of a model."""
+    found = ((path, module, getattr(module, NAME, None)) for path, module in model.named_modules())
+    return [(path, module, there) for path, module, there in found if isinstance(there, Attachment)]
+
+
+def _acts(encoding: Encoding) -> bool:
+    return bool({"query_key", "terms"} & set(encoding.sites)) or encoding.logit_factor != 1.0
+
+
+def _parameter_names(module: nn.Module) -> tuple[str, ...]:
+    parameters = inspect.signature(module.forward).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _duplicates(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """(name, first name) of every parameter that appears under more than one name."""
+    first: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            yield name, first[id(parameter)]
+        first.setdefault(id(parameter), name)
+
+
+def _drop_duplicates(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    for name, _ in _duplicates(module):
+        state.pop(prefix + name, None)
+
+
+def _fill_duplicates(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    for name, first in _duplicates(module):
+        if prefix + first in state:
+            state.setdefault(prefix + name, state[prefix + first])
+
+
+class Nothing(nn.Module):
+    """Stands where a position table was: adds exactly zero, whatever it is asked for."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Zero, on the device of the first tensor."""
+        device = next((a.device for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
+        return torch.zeros((), device=device)
+
+
+class NoRotation(nn.Module):
+    """Stands where rotary positions were: turns by the angle zero."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: Tensor, position_ids: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Cosine 1 and sine 0."""
+        cos = x.new_ones(1, 1, self.width)
+        return cos, torch.zeros_like(cos)

@@ -1,0 +1,216 @@
+"""Model families as data: where a host keeps its layers, its projections and the positions it brings of its own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family on the attention interface of transformers v5.
+
+    ``stacks``: classes that embed tokens and run layers. ``encoders``: classes that only run layers (a bare encoder).
+    ``attention``: classes of self-attention. ``projections``: the query and key projections of an attention module, or
+    one fused module. ``table``, ``rotary``: the host's own positions, as paths below the stack; ``bias``: as a name below
+    an attention module. ``spare_rows``: rows of the table before position 0 (RoBERTa: padding_idx + 1), as a field.
+    """
+
+    name: str
+    stacks: tuple[str, ...]
+    attention: tuple[str, ...]
+    projections: tuple[str, ...]
+    encoders: tuple[str, ...] = ()
+    table: str | None = None
+    rotary: str | None = None
+    bias: str | None = None
+    padded_rows: bool = False
+
+    @property
+    def own_positions(self) -> str:
+        """What the host brings of its own, which `attach` switches off unless it is kept."""
+        parts = [
+            f"the learned absolute table ({self.table})" if self.table else "",
+            f"rotary positions ({self.rotary})" if self.rotary else "",
+            f"the bucketed bias ({self.bias} of the first block)" if self.bias else "",
+        ]
+        return " and ".join(part for part in parts if part) or "nothing"
+
+
+_BERT_TABLE = "embeddings.position_embeddings"
+
+FAMILIES: tuple[Family, ...] = (
+    Family("bert", ("BertModel",), ("BertSelfAttention",), ("query", "key"), ("BertEncoder",), table=_BERT_TABLE),
+    Family(
+        "roberta",
+        ("RobertaModel",),
+        ("RobertaSelfAttention",),
+        ("query", "key"),
+        ("RobertaEncoder",),
+        table=_BERT_TABLE,
+        padded_rows=True,
+    ),
+    Family(
+        "electra", ("ElectraModel",), ("ElectraSelfAttention",), ("query", "key"), ("ElectraEncoder",), table=_BERT_TABLE
+    ),
+    Family("albert", ("AlbertModel",), ("AlbertAttention",), ("query", "key"), ("AlbertTransformer",), table=_BERT_TABLE),
+    Family(
+        "distilbert",
+        ("DistilBertModel",),
+        ("DistilBertSelfAttention",),
+        ("q_lin", "k_lin"),
+        ("Transformer",),
+        table=_BERT_TABLE,
+    ),
+    Family("gpt2", ("GPT2Model",), ("GPT2Attention",), ("c_attn",), table="wpe"),
+    Family("llama", ("LlamaModel",), ("LlamaAttention",), ("q_proj", "k_proj"), rotary="rotary_emb"),
+    Family("t5", ("T5Stack",), ("T5Attention",), ("q", "k"), bias="relative_attention_bias"),
+)
+
+# What a host without a row is searched for.
+TABLE_NAMES = ("position_embeddings", "embed_positions", "wpe", "position_embedding")
+ROTARY_NAMES = ("rotary_emb", "rotary_pos_emb")
+PROJECTION_NAMES = (("query", "key"), ("q_proj", "k_proj"), ("q_lin", "k_lin"), ("q", "k"), ("c_attn",))
+CROSS_NAMES = ("cross", "encoder_attn", "EncDecAttention")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One stack of layers found in a model: its path, the module, its family, its self-attention modules in order.
+
+    ``embeds``: whether the stack embeds tokens (a bare encoder does not). ``positions_found``: the host's own positions,
+    as (kind, path below the stack).
+    """
+
+    path: str
+    module: nn.Module
+    family: Family
+    attention: tuple[tuple[str, nn.Module], ...]
+    embeds: bool
+    own: tuple[tuple[str, str], ...]
+
+
+def class_names(module: nn.Module) -> tuple[str, ...]:
+    """The names of a module's class and of all classes above it."""
+    return tuple(cls.__name__ for cls in type(module).__mro__)
+
+
+def calls_interface(module: nn.Module) -> bool:
+    """Whether the module's forward calls the attention interface of transformers v5."""
+    try:
+        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(type(module).forward)
+    except (OSError, TypeError):
+        return False
+
+
+def is_cross(path: str, module: nn.Module) -> bool:
+    """Whether an attention module looks at another sequence."""
+    near = ".".join(path.split(".")[-2:])
+    named = any(name in near for name in CROSS_NAMES) or "CrossAttention" in type(module).__name__
+    return named or bool(getattr(module, "is_cross_attention", False))
+
+
+def find_sites(model: nn.Module) -> list[Site]:
+    """The stacks of a model that an encoding can be attached to.
+
+    Raises: ValueError where there is none, with what was looked for.
+    """
+    sites = list(_known_sites(model)) or list(_generic_sites(model))
+    if not sites:
+        raise ValueError(_nothing_found(model))
+    return sites
+
+
+def _known_sites(model: nn.Module) -> Iterator[Site]:
+    found: list[str] = []
+    for level in ("stacks", "encoders"):
+        for path, module in model.named_modules():
+            if any(path == f or path.startswith(f"{f}." if f else "") for f in found):
+                continue
+            for family in FAMILIES:
+                if not set(getattr(family, level)) & set(class_names(module)):
+                    continue
+                attention = _self_attention(module, family.attention)
+                if attention:
+                    found.append(path)
+                    yield Site(path, module, family, attention, level == "stacks", _own(module, family, attention, level))
+                    break
+
+
+def _self_attention(stack: nn.Module, classes: tuple[str, ...]) -> tuple[tuple[str, nn.Module], ...]:
+    return tuple(
+        (path, module)
+        for path, module in stack.named_modules()
+        if set(classes) & set(class_names(module)) and not is_cross(path, module)
+    )
+
+
+def _own(
+    stack: nn.Module, family: Family, attention: tuple[tuple[str, nn.Module], ...], level: str
+) -> tuple[tuple[str, str], ...]:
+    paths = dict(stack.named_modules())
+    known = (("table", family.table), ("rotary", family.rotary)) if level == "stacks" else ()
+    own = [(kind, path) for kind, path in known if path in paths]
+    if family.bias:
+        own += [("bias", f"{path}.{family.bias}") for path, module in attention if hasattr(module, family.bias)]
+    return tuple(own)
+
+
+def _generic_sites(model: nn.Module) -> Iterator[Site]:
+    """Families without a row: modules whose forward calls the interface, and the smallest stack that embeds for them."""
+    found: list[str] = []
+    for path, module in sorted(model.named_modules(), key=lambda item: -item[0].count(".") if item[0] else 1):
+        if not hasattr(module, "get_input_embeddings") or any(f == path or f.startswith(f"{path}." if path else "") for f in found):
+            continue
+        attention = tuple(
+            (p, m) for p, m in module.named_modules() if calls_interface(m) and not is_cross(p, m)
+        )
+        if not attention or embedding(module) is None:
+            continue
+        found.append(path)
+        children = [(p, p.rsplit(".", 1)[-1]) for p, _ in module.named_modules()]
+        tables = [("table", p) for p, name in children if name in TABLE_NAMES]
+        rotary = [("rotary", p) for p, name in children if name in ROTARY_NAMES]
+        first = attention[0][1]
+        projections = next((names for names in PROJECTION_NAMES if all(hasattr(first, n) for n in names)), ())
+        family = Family(
+            str(getattr(getattr(module, "config", None), "model_type", type(module).__name__)),
+            (type(module).__name__,),
+            tuple({type(m).__name__ for _, m in attention}),
+            projections,
+            table=tables[0][1] if tables else None,
+            rotary=rotary[0][1] if rotary else None,
+        )
+        yield Site(path, module, family, attention, True, tuple(tables + rotary))
+
+
+def embedding(stack: nn.Module) -> nn.Module | None:
+    """The module that embeds a stack's tokens."""
+    try:
+        return stack.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    except (NotImplementedError, AttributeError):
+        return None
+
+
+def _nothing_found(model: nn.Module) -> str:
+    attention = sorted({type(m).__name__ for _, m in model.named_modules() if "Attention" in type(m).__name__})
+    without = f" It has {', '.join(attention[:4])}, which compute attention on their own." if attention else ""
+    return (
+        f"attach: {type(model).__name__} has no self-attention that locant can serve; looked for the families "
+        f"{', '.join(f.name for f in FAMILIES)} ({', '.join(s for f in FAMILIES for s in f.stacks + f.encoders)}) and for a "
+        "module with get_input_embeddings above modules whose forward calls ALL_ATTENTION_FUNCTIONS of transformers v5."
+        f"{without} Give a model of a known family, or one on the attention interface"
+    )
+
+
+def size(config: Any, names: tuple[str, ...]) -> int | None:
+    """The first of the named fields that a config has."""
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None

@@ -1,0 +1,202 @@
+"""The attention function and the mask function that transformers calls in attached models, both registered as "locant"."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from locant.attention import attention
+from locant.encoding import Encoding, Layer
+from locant.positions import Positions
+from locant.terms import PairBias, Term
+
+NAME = "locant"
+
+
+@dataclass(frozen=True)
+class Route:
+    """What travels from a stack's entrance to its attention modules, as the keyword ``locant``.
+
+    ``encodings`` has one entry for each attention module, ``acts`` says whether it changes attention at all. ``x`` is the
+    input of the attention module, put in by its own hook. ``keeps_bias``: a bias of the host's own is added, not ignored.
+    """
+
+    positions: Positions
+    encodings: tuple[Encoding, ...]
+    acts: tuple[bool, ...]
+    projections: tuple[str, ...]
+    backend: str
+    host_kernel: str | None
+    keeps_bias: bool
+    weights: bool
+    x: Tensor | None = None
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    locant: Route | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of one module: with its encoding if one is attached to it, else (cross-attention) as the host would.
+
+    Raises: RuntimeError where an attached module was reached without passing its stack's entrance; ValueError for what
+    the host asks for and locant does not compute (softcap, sinks), or keys that the positions do not cover.
+    """
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"attach: {type(module).__name__} asks for {name}={kwargs[name]!r}, which locant does not compute")
+    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    if locant is not None and hasattr(module, "locant_index") and not locant.keeps_bias:
+        position_bias = None  # switched off: T5 hands zeros to its layers
+    host = functools.partial(
+        sdpa_attention_forward,
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout=dropout,
+        scaling=scaling,
+        is_causal=causal,
+        position_bias=position_bias,
+    )
+    index = getattr(module, "locant_index", None)
+    weights = bool(kwargs.get("output_attentions")) or (locant is not None and locant.weights)
+    if index is not None and locant is None:
+        raise RuntimeError(
+            f"attach: {type(module).__name__} {index} got no positions; call the model (or its stack of layers), "
+            "which computes them, not the layer by itself"
+        )
+    if index is None or locant is None:
+        return host() if not weights else _plain(query, key, value, attention_mask, scaling, dropout, causal, position_bias)
+    _check_keys(module, key, locant.positions)
+    free = not locant.acts[index] and locant.backend == "auto" and not weights and locant.positions.query_document is None
+    if free and locant.host_kernel == "sdpa":
+        return host()
+    encoding = locant.encodings[index]
+    key, value = _grouped(query, key), _grouped(query, value)
+    query, key = encoding.query_key(query, key, locant.positions)
+    layer = Layer(query, key, locant.x, *projections(module, locant.projections, query.shape[1], key.shape[-1]))
+    terms = encoding.terms(locant.positions, layer)
+    if position_bias is not None:
+        terms += (PairBias(position_bias),)
+    out = attention_with_mask(
+        query,
+        key,
+        value,
+        terms,
+        locant.positions,
+        attention_mask,
+        causal,
+        scale=scaling,
+        logit_factor=encoding.logit_factor,
+        dropout=dropout,
+        backend=locant.backend,
+        return_weights=weights,
+    )
+    out, kept = out if isinstance(out, tuple) else (out, None)
+    return out.transpose(1, 2).contiguous(), kept
+
+
+def attention_with_mask(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    terms: tuple[Term, ...],
+    positions: Positions | None,
+    mask: Tensor | None,
+    causal: bool,
+    **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`locant.attention` for a mask as hosts give it: boolean, additive, or None where causality says all there is."""
+    causal = causal and mask is None and query.shape[2] > 1
+    if mask is not None and mask.is_floating_point():
+        allowed = mask > torch.finfo(mask.dtype).min / 2
+        bias, mask = mask.masked_fill(~allowed, 0.0), allowed
+        if torch.compiler.is_compiling() or bool(bias.any()):
+            terms += (PairBias(bias.expand(*bias.shape[:2], query.shape[2], key.shape[2])),)
+    return attention(query, key, value, terms, positions, mask=mask, causal=causal, **options)
+
+
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    dropout: float,
+    causal: bool,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    terms = () if bias is None else (PairBias(bias),)
+    out, weights = attention_with_mask(
+        query, key, value, terms, None, mask, causal, scale=scaling, dropout=dropout, return_weights=True
+    )
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _grouped(query: Tensor, grouped: Tensor) -> Tensor:
+    """Keys or values of grouped heads, repeated for each query head."""
+    groups = query.shape[1] // grouped.shape[1]
+    return grouped if groups == 1 else grouped.repeat_interleave(groups, dim=1)
+
+
+def _check_keys(module: nn.Module, key: Tensor, positions: Positions) -> None:
+    if key.shape[2] != positions.num_keys:
+        raise ValueError(
+            f"attach: {type(module).__name__} sees {key.shape[2]} keys but the positions cover {positions.num_keys}; a cache "
+            "that drops old keys (sliding window) is not supported, use a dynamic or static cache of full length"
+        )
+
+
+def projections(
+    module: nn.Module, names: tuple[str, ...], num_heads: int, head_dim: int
+) -> tuple[Callable[[Tensor], Tensor] | None, Callable[[Tensor], Tensor] | None]:
+    """The host's own query and key projection, both to num_heads * head_dim (grouped keys repeated)."""
+    if len(names) == 2:
+        project_key = functools.partial(_project_key, getattr(module, names[1]), num_heads, head_dim)
+        return getattr(module, names[0]), project_key
+    if len(names) == 1:
+        fused, width = getattr(module, names[0]), num_heads * head_dim
+        return functools.partial(_slice, fused, 0, width), functools.partial(_slice, fused, width, width)
+    return None, None
+
+
+def _project_key(project: nn.Module, num_heads: int, head_dim: int, rows: Tensor) -> Tensor:
+    keys = project(rows)
+    groups = num_heads * head_dim // keys.shape[-1]
+    return keys if groups == 1 else keys.unflatten(-1, (-1, head_dim)).repeat_interleave(groups, dim=-2).flatten(-2)
+
+
+def _slice(fused: Any, start: int, width: int, rows: Tensor) -> Tensor:
+    """A slice of a fused projection (Conv1D of GPT-2: weight [M, 3 M])."""
+    return rows @ fused.weight[:, start : start + width] + fused.bias[start : start + width]
+
+
+def mask_function(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor | None:
+    """The host's mask as booleans [B 1 I J], True = may attend; None where nothing, or only causality, forbids a pair."""
+    if q_length not in (1, kv_length):
+        kwargs["allow_is_causal_skip"] = False
+    return sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)
+
+
+def register() -> None:
+    """Make both functions known to transformers; with the attention alone, padding would be lost silently."""
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, mask_function)
