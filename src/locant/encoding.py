@@ -45,7 +45,7 @@ class Properties:
     ``shift_invariant``: adding a constant to all ids changes nothing. ``symmetric``: with q = k the logits are
     symmetric. ``beyond_range``: what happens past the trained range. ``layers``: whether layers share one object by
     default. ``neutral``: the parameter value at which the encoding equals no encoding at the same logit factor, if any.
-    ``content``: whether the position effect depends on q or k.
+    ``content``: whether what is added to the logits depends on q or k.
     """
 
     shift_invariant: bool
@@ -60,12 +60,13 @@ class Properties:
 class Layer:
     """What an encoding may read of the layer it serves: q', k' (after ``query_key``), the input x, the projections.
 
-    ``x`` [B I M], ``q`` [B H I D], ``k`` [B H J D]. ``project_query`` and ``project_key`` map [R M] to [R H*D] with the
-    host's own weights (DeBERTa shares them). Fields a host cannot give are None.
+    ``x`` [B I M], ``q`` [B H I D], ``k`` [B H J D] (or fewer heads: grouped queries). ``project_query`` and
+    ``project_key`` map [R M] to [R H*D] with the host's own weights (DeBERTa shares them). Fields a host cannot give
+    are None.
     """
 
     q: Float[Tensor, "B H I D"]
-    k: Float[Tensor, "B H J D"]
+    k: Float[Tensor, "B H2 J D"]
     x: Float[Tensor, "B I M"] | None = None
     project_query: Callable[[Tensor], Tensor] | None = None
     project_key: Callable[[Tensor], Tensor] | None = None
@@ -92,8 +93,8 @@ class Encoding(nn.Module):
         return x
 
     def query_key(
-        self, q: Float[Tensor, "B H I D"], k: Float[Tensor, "B H J D"], positions: Positions
-    ) -> tuple[Float[Tensor, "B H I D"], Float[Tensor, "B H J D"]]:
+        self, q: Float[Tensor, "B H I D"], k: Float[Tensor, "B H2 J D"], positions: Positions
+    ) -> tuple[Float[Tensor, "B H I D"], Float[Tensor, "B H2 J D"]]:
         """Each layer: q', k'."""
         return q, k
 
@@ -197,8 +198,8 @@ class Sum(Encoding):
         return x
 
     def query_key(
-        self, q: Float[Tensor, "B H I D"], k: Float[Tensor, "B H J D"], positions: Positions
-    ) -> tuple[Float[Tensor, "B H I D"], Float[Tensor, "B H J D"]]:
+        self, q: Float[Tensor, "B H I D"], k: Float[Tensor, "B H2 J D"], positions: Positions
+    ) -> tuple[Float[Tensor, "B H I D"], Float[Tensor, "B H2 J D"]]:
         """Each part in turn."""
         for part in self.parts():
             q, k = part.query_key(q, k, positions)
@@ -209,7 +210,9 @@ class Sum(Encoding):
         return tuple(term for part in self.parts() for term in part.terms(positions, layer))
 
     def neutralize(self) -> None:
-        """Neutralize every part."""
+        """Neutralize every part, or none where one has no neutral value."""
+        if self.properties.neutral is None:
+            return super().neutralize()
         for part in self.parts():
             part.neutralize()
 

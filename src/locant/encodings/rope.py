@@ -62,7 +62,7 @@ class Rope(Encoding):
         return torch.cat((joined, still), -1)
 
     def query_key(
-        self, q: Float[Tensor, "B H I D"], k: Float[Tensor, "B H J D"], positions: Positions
-    ) -> tuple[Float[Tensor, "B H I D"], Float[Tensor, "B H J D"]]:
+        self, q: Float[Tensor, "B H I D"], k: Float[Tensor, "B H2 J D"], positions: Positions
+    ) -> tuple[Float[Tensor, "B H I D"], Float[Tensor, "B H2 J D"]]:
         """R_i q, R_j k."""
         return self.rotate(q, positions.query), self.rotate(k, positions.key)

@@ -76,8 +76,8 @@ class XLNet(Encoding):
         return projected.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
 
     def query_key(
-        self, q: Float[Tensor, "B H I D"], k: Float[Tensor, "B H J D"], positions: Positions
-    ) -> tuple[Float[Tensor, "B H I D"], Float[Tensor, "B H J D"]]:
+        self, q: Float[Tensor, "B H I D"], k: Float[Tensor, "B H2 J D"], positions: Positions
+    ) -> tuple[Float[Tensor, "B H I D"], Float[Tensor, "B H2 J D"]]:
         """q + u."""
         return (q if self.content_bias is None else q + self.content_bias[:, None].to(q.dtype)), k
 
