@@ -1,0 +1,160 @@
+"""Numbers made by public code: every case below --golden is checked by who its content names."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from locant.positions import Positions
+from locant.terms import Clip, LogBucket, SignedLogBucket
+from tests.golden import hosts, modules, untied  # noqa: F401  (they register their checks)
+from tests.golden.cases import Case, Comparison, find_cases
+from tests.golden.registry import CHECKS, OUT_OF_REACH, find_check, skip_reason
+
+DATA = Path(__file__).with_name("data")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        cases = find_cases(metafunc.config.option.golden).cases
+        metafunc.parametrize("case", cases, ids=lambda case: case.id)
+
+
+def verified(case: Case) -> set[str]:
+    """Run a case's check; the names of the golden tensors that were compared."""
+    names = set()
+    for comparison in find_check(case)(case):
+        comparison.verify()
+        names.add(comparison.name.split(" (")[0])
+    return names
+
+
+def left_out(case: Case, compared: set[str]) -> set[str]:
+    """Outputs that nobody compared and nobody declared out of reach."""
+    if case.key[0] == "B":
+        inputs = {"tokens", "upstream", "offsets", "relative_position"}
+        stored = {name for name in case.tensors if name not in inputs and not name.startswith("param.")}
+    else:
+        stored = set(case.outputs)
+    waived = OUT_OF_REACH[case.key]
+    return {n for n in stored - compared if not any(fnmatch.fnmatchcase(n, pattern) for pattern in waived)}
+
+
+def test_locant_gives_the_golden_numbers(case):
+    if (reason := skip_reason(case)) is not None:
+        pytest.skip(reason)
+    compared = verified(case)
+    assert compared
+    assert left_out(case, compared) == set()
+
+
+# Nothing is lost on the way
+
+
+def test_the_folder_holds_cases_and_no_stray_files(golden_dir):
+    found = find_cases(golden_dir)
+    assert found.cases, f"no golden case below {golden_dir}"
+    assert found.strays == []
+
+
+def test_every_check_has_a_case_in_the_default_folder():
+    assert CHECKS.keys() <= {case.key for case in find_cases(DATA).cases}
+
+
+def test_a_case_of_an_unknown_class_fails_and_names_it(tmp_path):
+    (tmp_path / "bert_absolute.json").write_text(json.dumps({"library": "transformers", "class": "BortModel"}))
+    (tmp_path / "index.json").write_text(json.dumps([{"kind": "tuple", "file": "tupe_A.safetensors"}]))
+    for folder, message in ((tmp_path, r"nobody checks B \| tuple"), (tmp_path, r"transformers \| BortModel")):
+        (case,) = find_cases(folder).cases
+        assert skip_reason(case) is None
+        with pytest.raises(LookupError, match=message):
+            verified(case)
+        (tmp_path / "index.json").unlink(missing_ok=True)
+
+
+def test_a_file_is_dispatched_on_what_it_holds(tmp_path):
+    for suffix in (".json", ".safetensors"):
+        (tmp_path / f"whatever{suffix}").write_bytes((DATA / "A" / f"xt_absolute{suffix}").read_bytes())
+    (tmp_path / "stray.safetensors").write_bytes(b"")
+    found = find_cases(tmp_path)
+    assert found.strays == [f"{tmp_path.name}/stray.safetensors"]
+    assert verified(found.cases[0]) == {"embedding", "embedding_left_padded"}
+
+
+def test_an_output_that_nobody_compares_is_noticed(tmp_path):
+    (case,) = (case for case in find_cases(DATA).cases if case.id.endswith("/xt_absolute"))
+    assert left_out(case, verified(case) - {"embedding"}) == {"embedding"}
+
+
+def test_set_c_is_skipped_by_group(tmp_path):
+    (tmp_path / "index.json").write_text(json.dumps({"cape": {"repo": "a/b", "files": ["cape.safetensors"]}}))
+    save_file({"x": torch.zeros(1)}, tmp_path / "cape.safetensors")
+    (case,) = find_cases(tmp_path).cases
+    assert skip_reason(case) == "golden: set C (cape) comes with the issue on the rest of the field"
+
+
+# The checks can fail: each one is shown a locant with a fault
+
+TABLES = {
+    ("transformers", "T5Attention._relative_position_bucket"),
+    ("transformers", "make_log_bucket_position"),
+    ("B", "t5_bucket"),
+}
+FIRST = {case.key: case for case in reversed(find_cases(DATA).cases) if case.key in CHECKS}
+
+
+def number_queries_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions whose query ids run from last to first."""
+    for name in ("arange", "from_mask", "from_ids"):
+        original = getattr(Positions, name)
+
+        def faulty(*arguments, original=original, **options):
+            positions = original(*arguments, **options)
+            return replace(positions, query=positions.query.flip(-1), contiguous=False)
+
+        monkeypatch.setattr(Positions, name, staticmethod(faulty))
+
+
+def turn_the_sign_of_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules that read query - key for key - query."""
+    for rule in (Clip, LogBucket, SignedLogBucket):
+        original = rule.row
+        monkeypatch.setattr(rule, "row", lambda self, offset, original=original: original(self, -offset))
+
+
+@pytest.mark.parametrize("key", CHECKS, ids=" | ".join)
+def test_a_fault_fails_every_check(key, monkeypatch):
+    verified(FIRST[key])
+    (turn_the_sign_of_offsets if key in TABLES else number_queries_backwards)(monkeypatch)
+    with pytest.raises(AssertionError, match=r"Tensor-likes are not"):
+        verified(FIRST[key])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bert_relative_key",
+        "bert_relative_key_query",
+        "shaw_key_clipped",
+        "xlnet_bi",
+        "deberta_v1_c2p_p2c",
+        "t5_encoder",
+    ],
+)
+def test_the_sign_of_the_offset_matters(name, monkeypatch):
+    (case,) = (case for case in find_cases(DATA).cases if case.id.endswith(f"/{name}"))
+    turn_the_sign_of_offsets(monkeypatch)
+    with pytest.raises(AssertionError, match=r"Tensor-likes are not close"):
+        verified(case)
+
+
+def test_comparisons_of_integers_are_exact():
+    Comparison("rows", torch.tensor([3, 5]), torch.tensor([3, 5], dtype=torch.int32)).verify()
+    with pytest.raises(AssertionError, match=r"rows \(by sdpa\): Tensor-likes are not equal"):
+        Comparison("rows (by sdpa)", torch.tensor([3, 5]), torch.tensor([3, 6]), atol=2, rtol=2).verify()
