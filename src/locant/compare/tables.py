@@ -94,7 +94,7 @@ def length_text(summary: LengthSummary | None) -> str:
     return spread_text(summary.loss) if summary.loss.n else CANNOT
 
 
-def count_text(value: float | None) -> str:
+def count_text(value: float | int | None) -> str:
     """Whole number with thin grouping, or `-`."""
     return ABSENT if value is None else f"{value:,.0f}"
 
@@ -114,7 +114,7 @@ def _quality_cells(row: Row, lengths: Sequence[int]) -> list[str]:
     at_length = {one.length: one for one in row.lengths}
     cells = [ABSENT if row.rank is None else str(row.rank), row.encoding, seeds_text(row), length_text(trained)]
     cells.append("baseline" if row.is_baseline else difference_text(trained.difference if trained else None))
-    cells.append(spread_text(trained.accuracy, 1, 100) + "%" if trained and trained.accuracy.n else ABSENT)
+    cells.append(spread_text(trained.accuracy, 1, 100.0) + "%" if trained and trained.accuracy.n else ABSENT)
     return [*cells, *(length_text(at_length.get(length)) for length in lengths), shift_text(row.max_shift_change)]
 
 

@@ -129,7 +129,7 @@ def place_around(
     corners: dict[int, tuple[float, float]] = {}
     for i in sorted(range(len(points)), key=lambda i: (-points[i][0], points[i][1])):
         best = None
-        for radius in (6, 11, 18, 27, 38, 52):
+        for radius in (6.0, 11.0, 18.0, 27.0, 38.0, 52.0):
             for turn in (0, 4, 2, 6, 1, 7, 3, 5):  # right, left, above, below, then the corners
                 box = _box(points[i], widths[i], height, radius, turn * math.pi / 4)
                 others = dots[:i] + dots[i + 1 :]

@@ -137,7 +137,7 @@ def _quality_cells(table: ResultTable, rows: Sequence[Row], row: Row) -> list[Ce
     return [
         _loss_cell(trained),
         Cell("baseline", value=0.0, tone="open") if row.is_baseline else _difference_cell(trained),
-        Cell(f"{spread_text(accuracy, 1, 100)}%", value=accuracy.mean) if accuracy else Cell("–", tone="absent"),
+        Cell(f"{spread_text(accuracy, 1, 100.0)}%", value=accuracy.mean) if accuracy else Cell("–", tone="absent"),
         *(_loss_cell(at_length.get(length), table.baseline) for length in _other_lengths(table, rows)),
         Cell(shift_text(row.max_shift_change).replace("-", "–"), value=row.max_shift_change),
         Cell("–" if row.rank is None else str(row.rank), value=row.rank),
