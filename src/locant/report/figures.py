@@ -5,9 +5,7 @@ from __future__ import annotations
 import html
 import re
 
-from matplotlib.figure import Figure
-
-from locant.plots.style import DARK, to_svg
+from locant.plots.style import DARK, Figure, to_svg
 
 
 def inline_svg(figure: Figure, prefix: str, description: str) -> str:
