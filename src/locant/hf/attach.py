@@ -7,6 +7,7 @@ call and hands them to the attention modules as a keyword. What the host brings 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -159,11 +160,13 @@ def table_rows(site: Site) -> int | None:
 
 
 def spare_rows(site: Site) -> int:
-    """Rows of the table before position 0: padding_idx + 1 for RoBERTa and its kin."""
-    if not site.family.padded_rows:
-        return 0
-    config = getattr(site.module, "config", None)
-    return int(getattr(config, "pad_token_id", 0) or 0) + 1
+    """Rows of the table before position 0: padding_idx + 1 for RoBERTa and its kin, the offset of OPT and BART."""
+    path = next((path for kind, path in site.own if kind == "table"), None)
+    table = None if path is None else site.module.get_submodule(path)
+    if isinstance(table, nn.Embedding):
+        return int(getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1)
+    pad = getattr(getattr(site.module, "config", None), "pad_token_id", None)
+    return pad + 1 if site.family.padded_rows and isinstance(pad, int) else 0
 
 
 def _build(
@@ -241,10 +244,14 @@ def _stand_ins(site: Site) -> list[tuple[str, str, nn.Module]]:
 
 def _no_rotation(site: Site, path: str, module: nn.Module) -> NoRotation:
     device = next((t.device for t in module.buffers()), None)
+    kinds = getattr(getattr(site.module, "config", None), "layer_types", None)
+    kinds = sorted(set(kinds)) if kinds and "layer_type" in inspect.signature(module.forward).parameters else [None]
     try:
+        x, ids = torch.zeros(1, 1, 1, device=device), torch.zeros(1, 1, dtype=torch.long, device=device)
         with torch.no_grad():
-            cos, _ = module(torch.zeros(1, 1, 1, device=device), torch.zeros(1, 1, dtype=torch.long, device=device))
-        return NoRotation(cos.shape[-1])
+            widths = {module(x, ids, *([] if kind is None else [kind]))[0].shape[-1] for kind in kinds}
+        (width,) = widths
+        return NoRotation(width)
     except Exception as error:
         raise ValueError(
             f"attach: {path} of {type(site.module).__name__} is no rotary module locant knows (called with x and position_ids "

@@ -169,7 +169,7 @@ def _generic_sites(model: nn.Module) -> Iterator[Site]:
         attention = tuple(
             (p, m) for p, m in module.named_modules() if calls_interface(m) and not is_cross(p, m)
         )
-        if not attention or embedding(module) is None:
+        if not attention or embedding(module) is None or "input_ids" not in inspect.signature(module.forward).parameters:
             continue
         found.append(path)
         children = [(p, p.rsplit(".", 1)[-1]) for p, _ in module.named_modules()]
