@@ -1,4 +1,4 @@
-"""The built-in text: only prose out of docstrings, each paragraph once, in one order, from the cache the second time."""
+"""The built-in text: only prose out of docstrings, each paragraph once, in one order, cached."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROSE = "This is a sentence that is long enough to be kept as prose."
         (f"{PROSE}\n\n    >>> a = 1\n    1\n\nIt goes on here after the example has ended.", 2),
         (f"{PROSE}\n\n```python\nthe code of the example is in here\n\nand is it also here\n```\n", 1),
         (
-            f"{PROSE}\n\n.. code-block:: python\n\n    this is the code of the example\n\n    so is this a part of it\n",
+            f"{PROSE}\n\n.. code-block:: python\n\n    this is the code of the example\n\n    so is this a part\n",
             1,
         ),
         (f"{PROSE} For example::\n\n    this is the code of the example\n\nBut this is part of the text again.\n", 2),

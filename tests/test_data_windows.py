@@ -108,7 +108,7 @@ def test_special_tokens_written_in_the_text_stay_text():
     tokenizer = build_tokenizer(TokenizerConfig(vocab_size=60), documents)
     stream = encode(documents, tokenizer)
     assert stream.tokens.min() > 4
-    assert tokenizer.decode(stream.tokens.tolist()).startswith("the [ mask ] token, the [ pad ] token")
+    assert str(tokenizer.decode(stream.tokens.tolist())).startswith("the [ mask ] token, the [ pad ] token")
     assert tokenizer("[MASK]")["input_ids"] == [4]  # the tokenizer itself is as it was
 
 
