@@ -28,13 +28,14 @@ SOURCES = {module_name(path): path.read_text(encoding="utf-8") for path in FILES
 LIGHT = {"locant", "torch", "numpy", "jaxtyping", "wadler_lindig", "typing_extensions"}
 LIMIT = 0.2  # seconds that importing locant may add to importing torch
 
+# Processor time, with that of children: other processes do not count, so the check holds on a loaded machine.
 PROBE = """
-import sys, time
+import os, sys
 import torch
 before = set(sys.modules)
-start = time.perf_counter()
+start = sum(os.times()[:4])
 import locant
-seconds = time.perf_counter() - start
+seconds = sum(os.times()[:4]) - start
 import json
 print(json.dumps({"seconds": seconds, "modules": sorted(set(sys.modules) - before)}))
 """
@@ -75,17 +76,11 @@ def test_every_file_is_named_after_its_subject():
     assert nameless_files(paths) == []
 
 
-def test_import_locant_brings_nothing_heavier_than_torch():
-    assert heavy(import_in_fresh_process()["modules"]) == set()
-
-
-def test_import_locant_takes_little_longer_than_torch():
-    best = float("inf")
-    for _ in range(6):  # a loaded machine only ever adds time, so the fastest of a few runs is the honest one
-        best = min(best, import_in_fresh_process()["seconds"])
-        if best <= LIMIT:
-            return
-    pytest.fail(f"import locant adds {best:.2f} s to import torch at its fastest of 6 runs; {LIMIT} s are allowed")
+def test_import_locant_brings_nothing_heavier_and_takes_little_longer_than_torch():
+    found = import_in_fresh_process()
+    assert heavy(found["modules"]) == set()
+    seconds = min(found["seconds"], import_in_fresh_process()["seconds"])
+    assert seconds <= LIMIT, f"import locant adds {seconds:.2f} s to import torch; {LIMIT} s are allowed"
 
 
 # The checks can fail
@@ -192,10 +187,8 @@ def plant(folder: Path, source: str) -> Path:
     return folder
 
 
-def test_a_planted_heavy_import_is_found(tmp_path):
-    found = import_in_fresh_process(path=plant(tmp_path, "import torch, json, jinja2"))
+def test_a_planted_heavy_and_slow_import_is_found(tmp_path):
+    source = "import torch, json, jinja2\nfor _ in range(5 * 10**7): pass"
+    found = import_in_fresh_process(path=plant(tmp_path, source))
     assert heavy(found["modules"]) == {"jinja2", "markupsafe"}
-
-
-def test_a_planted_slow_import_is_measured(tmp_path):
-    assert import_in_fresh_process(path=plant(tmp_path, "import time; time.sleep(0.25)"))["seconds"] > LIMIT
+    assert found["seconds"] > LIMIT
