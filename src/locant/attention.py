@@ -74,7 +74,7 @@ def explain(
 def _choose(call: Call, backend: str) -> Explanation:
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; choose 'auto' or one of {', '.join(map(repr, BACKENDS))}")
-    refused = {name: why for name in PREFERENCE if (why := BACKENDS[name].refuses(call)) is not None}
+    refused = {name: why for name in BACKENDS if (why := BACKENDS[name].refuses(call)) is not None}
     if backend == "auto":
         return Explanation(next(name for name in PREFERENCE if name not in refused), refused)
     if backend in refused:

@@ -41,6 +41,9 @@ class Absolute(Encoding):
             raise ValueError(f"absolute: unknown extend={extend!r}; choose 'raise', 'clip' or 'interpolate'")
         self.extend = extend
         self.max_length = max_length if extend == "raise" else None
+        if extend != "raise":
+            beyond = "clip" if extend == "clip" else "defined"
+            self.properties = Properties(False, True, beyond, "shared", neutral="table = 0")
         self.table = draw(nn.Parameter(torch.empty(max_length, model_dim)))
 
     def rows(self, positions: Positions) -> Float[Tensor, "... I M"]:
@@ -48,7 +51,7 @@ class Absolute(Encoding):
         self.check_length(positions)
         rows, ids = len(self.table), positions.query
         if self.extend == "interpolate" and positions.length > rows:
-            ids = ids * ((rows - 1) / (positions.length - 1))
+            ids = ids.double() * ((rows - 1) / (positions.length - 1))
         if not ids.is_floating_point():
             return F.embedding(ids.clamp(max=rows - 1), self.table)
         low = ids.floor().clamp(0, rows - 1)

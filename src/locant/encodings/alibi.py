@@ -32,7 +32,7 @@ class Alibi(Encoding):
     """A penalty that grows with the distance, with a fixed slope for each head.
 
     Shapes: no parameters (``trainable``: slope [H]).     Acts on: logits, content-free, unscaled.
-    Neutral at: slope = 0 (``trainable`` only).     Past any length: linear.     Cost: O(H (I+J)) for each layer.
+    Neutral at: slope = 0 (``trainable`` only, and not ``asymmetric``).     Past any length: linear.     Cost: O(H (I+J)) for each layer.
     ``asymmetric``: the first half of the heads looks left only, the second half right only (an extension for encoders).
     Raises: ValueError if num_heads < 1, or an odd number of heads with ``asymmetric``.
     """
@@ -53,7 +53,7 @@ class Alibi(Encoding):
         self.slope = nn.Parameter(torch.tensor(slopes(num_heads, exponent))) if trainable else None
         if asymmetric or trainable:
             self.properties = Properties(
-                True, not asymmetric, "defined", "shared", neutral="slope = 0" if trainable else None
+                True, not asymmetric, "defined", "shared", neutral=None if asymmetric else "slope = 0"
             )
 
     def penalties(self, offset: Tensor) -> Float[Tensor, "H K"]:
@@ -77,6 +77,6 @@ class Alibi(Encoding):
 
     def neutralize(self) -> None:
         """Slope = 0."""
-        if self.slope is None:
+        if self.slope is None or self.asymmetric:
             return super().neutralize()
         nn.init.zeros_(self.slope)

@@ -67,7 +67,8 @@ class Shaw(Encoding):
             if outside == "zero":
                 raise ValueError("shaw: outside='zero' and untie_cls=True both claim extra rows; choose one")
             self.rule = Untied(self.rule, from_row=2 * clip + 1, to_row=2 * clip + 2)
-            self.properties = Properties(False, False, "clip", "separate", "tables = 0", True)
+        if untie_cls or not keys:
+            self.properties = Properties(not untie_cls, not keys, "clip", "separate", "tables = 0", content=keys)
         self.table = draw(nn.Parameter(torch.empty(shape))) if keys or tie_kv else None
         self.value_table = draw(nn.Parameter(torch.empty(shape))) if values and not tie_kv else None
 
