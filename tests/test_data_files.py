@@ -102,7 +102,7 @@ def test_an_unknown_extension_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, data", [("a.txt", " \n\n"), ("a.jsonl", '{"text": ""}\n'), ("a.txt.gz", gzip.compress(b""))]
+    "name, data", [("a.txt", " \n\n"), ("a.jsonl", '{"text": ""}\n'), ("a.txt.gz", gzip.compress(b"", mtime=0))]
 )
 def test_empty_text_is_refused(tmp_path, name, data):
     path = write(tmp_path / name, data)
