@@ -1,0 +1,29 @@
+"""Faults to plant, so that each check is seen to fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from locant.positions import Positions
+from locant.terms import Clip, LogBucket, SignedLogBucket
+
+
+def number_queries_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions whose query ids run from last to first."""
+    for name in ("arange", "from_mask", "from_ids"):
+        original = getattr(Positions, name)
+
+        def faulty(*arguments, original=original, **options):
+            positions = original(*arguments, **options)
+            return replace(positions, query=positions.query.flip(-1), contiguous=False)
+
+        monkeypatch.setattr(Positions, name, staticmethod(faulty))
+
+
+def turn_the_sign_of_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules that read query - key for key - query."""
+    for rule in (Clip, LogBucket, SignedLogBucket):
+        original = rule.row
+        monkeypatch.setattr(rule, "row", lambda self, offset, original=original: original(self, -offset))
