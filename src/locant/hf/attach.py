@@ -62,7 +62,9 @@ def attach(
             f"attach: {type(model).__name__} already has {there[0][2].stack.name!r} attached; call locant.hf.detach(model) first"
         )
     if backend not in ("auto", *BACKENDS):
-        raise ValueError(f"attach: unknown backend {backend!r}; choose 'auto' or one of {', '.join(map(repr, BACKENDS))}")
+        raise ValueError(
+            f"attach: unknown backend {backend!r}; choose 'auto' or one of {', '.join(map(repr, BACKENDS))}"
+        )
     sites = find_sites(model)
     if len(sites) > 1 and not _named(encoding):
         raise ValueError(
@@ -91,7 +93,9 @@ def detach(model: nn.Module) -> nn.Module:
     """
     found = attachments(model)
     if not found:
-        raise ValueError(f"detach: {type(model).__name__} has nothing attached; call locant.hf.attach(model, name) first")
+        raise ValueError(
+            f"detach: {type(model).__name__} has nothing attached; call locant.hf.attach(model, name) first"
+        )
     kernels = {}
     for _, site_module, attachment in found:
         for held in attachment.held:
@@ -181,7 +185,9 @@ def _build(
         )
     if isinstance(encoding, Stack):
         if len(encoding) != count:
-            raise ValueError(f"attach: the stack has {len(encoding)} layers but {type(site.module).__name__} has {count}")
+            raise ValueError(
+                f"attach: the stack has {len(encoding)} layers but {type(site.module).__name__} has {count}"
+            )
         return encoding
     if isinstance(encoding, Encoding) or not _named(encoding):
         return stack(encoding, count, share_layers=share_layers)
@@ -294,7 +300,9 @@ def _install(site: Site, built: Stack, spec: Spec, stand_ins: list[tuple[str, st
         parent._modules[name] = stand_in
         if kind == "bias":
             parent.has_relative_attention_bias = False  # pyright: ignore[reportAttributeAccessIssue]
-        attachment.feeds_zeros |= kind == "table" and any("_ids" in name for name, _ in parent.named_buffers(recurse=False))
+        attachment.feeds_zeros |= kind == "table" and any(
+            "_ids" in name for name, _ in parent.named_buffers(recurse=False)
+        )
     module.locant = attachment.train(module.training)
     module.register_forward_pre_hook(enter, with_kwargs=True)
     for index, (_, layer) in enumerate(attention):
@@ -332,7 +340,12 @@ def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     _check_kept(attachment, at, positions)
     if "position_ids" in attachment.parameter_names:
         _tell_host(module, attachment, arguments, at, given_ids, documents, positions)
-    if given_ids is not None and attachment.spec.sizes["causal"] and arguments.get("attention_mask") is None and at.fresh:
+    if (
+        given_ids is not None
+        and attachment.spec.sizes["causal"]
+        and arguments.get("attention_mask") is None
+        and at.fresh
+    ):
         # documents are kept apart by their ids here; without a mask, the host would guess them from gaps in the ids
         arguments["attention_mask"] = torch.ones(at.batch, at.new, dtype=torch.long, device=at.device)
     if attachment.bare:
@@ -398,7 +411,9 @@ def _embed(module: nn.Module, attachment: Attachment, arguments: dict[str, Any],
     arguments["inputs_embeds"] = attachment.stack.embed(x, positions)
 
 
-def meet(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def meet(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Before an attention module: its input joins the route."""
     route: Route | None = kwargs.get(NAME)
     if route is None:

@@ -141,7 +141,9 @@ class NoRotation(nn.Module):
         super().__init__()
         self.width = width
 
-    def forward(self, x: Tensor, position_ids: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, position_ids: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Cosine 1 and sine 0."""
         cos = x.new_ones(1, 1, self.width)
         return cos, torch.zeros_like(cos)

@@ -114,7 +114,9 @@ def load(base_model: nn.Module, directory: str | os.PathLike[str]) -> nn.Module:
     stacks = _read(source)
     sites = find_sites(base_model)
     if len(sites) != len(stacks):
-        raise ValueError(f"load: {source} is for {len(stacks)} stacks of layers but {type(base_model).__name__} has {len(sites)}")
+        raise ValueError(
+            f"load: {source} is for {len(stacks)} stacks of layers but {type(base_model).__name__} has {len(sites)}"
+        )
     for site, stack in zip(sites, stacks, strict=True):
         _check_fit(source, site, stack)
     tensors = _tensors(source)
@@ -151,10 +153,21 @@ def _read(source: Path) -> list[dict[str, Any]]:
             )
         stacks = record["stacks"]
         for stack in stacks:
-            for key in ("class", "encoding", "options", "share_layers", "keep_absolute", "backend", "num_layers", "sizes"):
+            for key in (
+                "class",
+                "encoding",
+                "options",
+                "share_layers",
+                "keep_absolute",
+                "backend",
+                "num_layers",
+                "sizes",
+            ):
                 stack[key]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"load: {file} is cut off or was not written by locant.hf.save ({error!r}); save it again") from error
+        raise ValueError(
+            f"load: {file} is cut off or was not written by locant.hf.save ({error!r}); save it again"
+        ) from error
     return stacks
 
 
@@ -171,7 +184,11 @@ def _check_fit(source: Path, site: Site, stack: dict[str, Any]) -> None:
     have = {"class": type(site.module).__name__, "num_layers": len(site.attention)}
     sizes = host_sizes(site, stack["options"])
     have.update({name: sizes[name] for name in FITTING})
-    want = {"class": stack["class"], "num_layers": stack["num_layers"], **{name: stack["sizes"].get(name) for name in FITTING}}
+    want = {
+        "class": stack["class"],
+        "num_layers": stack["num_layers"],
+        **{name: stack["sizes"].get(name) for name in FITTING},
+    }
     for name, value in want.items():
         if have[name] != value:
             raise ValueError(f"load: {source} was saved from {name}={value} but the base model has {name}={have[name]}")

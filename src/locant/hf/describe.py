@@ -88,7 +88,9 @@ def _attached(path: str, module: nn.Module, attachment: Attachment) -> StackDesc
         host=own,
         switched_off=() if attachment.spec.keep_absolute else own,
         layers=tuple(
-            LayerDescription(i, _name(attachment, i), _numel(e), _shared(e, i, layers), trained, e.max_length, _beyond(e))
+            LayerDescription(
+                i, _name(attachment, i), _numel(e), _shared(e, i, layers), trained, e.max_length, _beyond(e)
+            )
             for i, e in enumerate(layers)
         ),
     )
@@ -154,8 +156,18 @@ def _table(stack: StackDescription) -> str:
     for layer in stack.layers:
         limit = "none" if layer.max_length is None else f"{layer.max_length}"
         rows.append(
-            (f"{layer.layer}", layer.name, f"{layer.parameters:,}", layer.shared, f"{layer.trained_length}", limit, layer.beyond)
+            (
+                f"{layer.layer}",
+                layer.name,
+                f"{layer.parameters:,}",
+                layer.shared,
+                f"{layer.trained_length}",
+                limit,
+                layer.beyond,
+            )
         )
     widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([head, f"of the host: switched off {off}; kept {kept}", f"added parameters: {stack.parameters:,}", *lines])
+    return "\n".join(
+        [head, f"of the host: switched off {off}; kept {kept}", f"added parameters: {stack.parameters:,}", *lines]
+    )

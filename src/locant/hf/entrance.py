@@ -158,7 +158,9 @@ def _unwritten(positions: Positions, at: Arrival) -> Positions:
     return replace(
         positions,
         contiguous=False,
-        **{n: t if t is None else torch.cat((t, t[..., -1:].expand(*t.shape[:-1], spare)), -1) for n, t in grow.items()},
+        **{
+            n: t if t is None else torch.cat((t, t[..., -1:].expand(*t.shape[:-1], spare)), -1) for n, t in grow.items()
+        },
     )
 
 
@@ -178,7 +180,10 @@ def _explicit(ids: Tensor, mask: Tensor | None, at: Arrival, trained: int) -> Po
         before = _count(mask)[:, : at.past] if mask is not None else torch.arange(at.past, device=ids.device)[None]
         key = torch.cat((before.expand(at.batch, -1), ids.expand(at.batch, -1)), dim=-1)
     else:
-        key = torch.arange(at.keys, device=ids.device)[None] - (torch.arange(at.new, device=ids.device) + at.past - ids)[:, :1]
+        key = (
+            torch.arange(at.keys, device=ids.device)[None]
+            - (torch.arange(at.new, device=ids.device) + at.past - ids)[:, :1]
+        )
         key = key.clamp(min=0)
     if key.shape[-1] <= at.keys and isinstance(at.past, int):
         _store(at, key)

@@ -55,9 +55,16 @@ FAMILIES: tuple[Family, ...] = (
         padded_rows=True,
     ),
     Family(
-        "electra", ("ElectraModel",), ("ElectraSelfAttention",), ("query", "key"), ("ElectraEncoder",), table=_BERT_TABLE
+        "electra",
+        ("ElectraModel",),
+        ("ElectraSelfAttention",),
+        ("query", "key"),
+        ("ElectraEncoder",),
+        table=_BERT_TABLE,
     ),
-    Family("albert", ("AlbertModel",), ("AlbertAttention",), ("query", "key"), ("AlbertTransformer",), table=_BERT_TABLE),
+    Family(
+        "albert", ("AlbertModel",), ("AlbertAttention",), ("query", "key"), ("AlbertTransformer",), table=_BERT_TABLE
+    ),
     Family(
         "distilbert",
         ("DistilBertModel",),
@@ -137,7 +144,9 @@ def _known_sites(model: nn.Module) -> Iterator[Site]:
                 attention = _self_attention(module, family.attention)
                 if attention:
                     found.append(path)
-                    yield Site(path, module, family, attention, level == "stacks", _own(module, family, attention, level))
+                    yield Site(
+                        path, module, family, attention, level == "stacks", _own(module, family, attention, level)
+                    )
                     break
 
 
@@ -164,12 +173,16 @@ def _generic_sites(model: nn.Module) -> Iterator[Site]:
     """Families without a row: modules whose forward calls the interface, and the smallest stack that embeds for them."""
     found: list[str] = []
     for path, module in sorted(model.named_modules(), key=lambda item: -item[0].count(".") if item[0] else 1):
-        if not hasattr(module, "get_input_embeddings") or any(f == path or f.startswith(f"{path}." if path else "") for f in found):
+        if not hasattr(module, "get_input_embeddings") or any(
+            f == path or f.startswith(f"{path}." if path else "") for f in found
+        ):
             continue
-        attention = tuple(
-            (p, m) for p, m in module.named_modules() if calls_interface(m) and not is_cross(p, m)
-        )
-        if not attention or embedding(module) is None or "input_ids" not in inspect.signature(module.forward).parameters:
+        attention = tuple((p, m) for p, m in module.named_modules() if calls_interface(m) and not is_cross(p, m))
+        if (
+            not attention
+            or embedding(module) is None
+            or "input_ids" not in inspect.signature(module.forward).parameters
+        ):
             continue
         found.append(path)
         children = [(p, p.rsplit(".", 1)[-1]) for p, _ in module.named_modules()]

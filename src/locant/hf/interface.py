@@ -60,7 +60,9 @@ def attention_forward(
     """
     for name in ("softcap", "s_aux"):
         if kwargs.get(name) is not None:
-            raise ValueError(f"attach: {type(module).__name__} asks for {name}={kwargs[name]!r}, which locant does not compute")
+            raise ValueError(
+                f"attach: {type(module).__name__} asks for {name}={kwargs[name]!r}, which locant does not compute"
+            )
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     if locant is not None and hasattr(module, "locant_index") and not locant.keeps_bias:
         position_bias = None  # switched off: T5 hands zeros to its layers
@@ -84,9 +86,15 @@ def attention_forward(
             "which computes them, not the layer by itself"
         )
     if index is None or locant is None:
-        return host() if not weights else _plain(query, key, value, attention_mask, scaling, dropout, causal, position_bias)
+        return (
+            host()
+            if not weights
+            else _plain(query, key, value, attention_mask, scaling, dropout, causal, position_bias)
+        )
     _check_keys(module, key, locant.positions)
-    free = not locant.acts[index] and locant.backend == "auto" and not weights and locant.positions.query_document is None
+    free = (
+        not locant.acts[index] and locant.backend == "auto" and not weights and locant.positions.query_document is None
+    )
     if free and locant.host_kernel == "sdpa":
         return host()
     encoding = locant.encodings[index]
@@ -144,9 +152,12 @@ def _plain(
     causal: bool,
     bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
+    """Attention without an encoding, with its weights; queries and keys may belong to different sequences."""
     terms = () if bias is None else (PairBias(bias),)
+    queries, keys = (torch.arange(n, device=query.device) for n in (query.shape[2], key.shape[2]))
+    positions = Positions(queries, keys, span=max(len(queries), len(keys)) - 1, length=max(len(queries), len(keys)))
     out, weights = attention_with_mask(
-        query, key, value, terms, None, mask, causal, scale=scaling, dropout=dropout, return_weights=True
+        query, key, value, terms, positions, mask, causal, scale=scaling, dropout=dropout, return_weights=True
     )
     return out.transpose(1, 2).contiguous(), weights
 
