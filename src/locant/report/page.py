@@ -10,14 +10,13 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from locant.compare.conclusions import findings
 from locant.compare.results import ResultTable, write_atomically
 from locant.compare.summary import CLEAR, LEANING, LEVEL, Difference, LengthSummary, Row, summarise
 from locant.compare.tables import count_text, length_text, seeds_text, shift_text, spread_text
 from locant.plots import ONE_COLUMN, TWO_COLUMN, loss_by_length, loss_by_shift, loss_by_step, speed_against_quality
-from locant.plots.style import DASHES, marks
+from locant.plots.style import DASHES, Figure, marks
 from locant.report.figures import color_reference, color_rules, inline_svg
 
 HERE = Path(__file__).parent
