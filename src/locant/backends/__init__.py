@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from locant.backends import reference, sdpa
+from locant.backends import blocked, reference, sdpa
 from locant.backends.call import Backend, Call
 
-BACKENDS: dict[str, Backend] = {"reference": reference.BACKEND, "sdpa": sdpa.BACKEND}
+BACKENDS: dict[str, Backend] = {"reference": reference.BACKEND, "sdpa": sdpa.BACKEND, "blocked": blocked.BACKEND}
 PREFERENCE = ("sdpa", "reference")  # what `auto` tries, fastest first; the last one can serve everything
 
 __all__ = ["BACKENDS", "PREFERENCE", "Backend", "Call"]
