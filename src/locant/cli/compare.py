@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from locant.cli.errors import FAILED, INTERRUPTED, one_sentence
+
+if TYPE_CHECKING:
+    from locant.compare.results import ResultTable
 
 HELP = """Compare position encodings: train the same small BERT once for each encoding and seed, evaluate, report.
 
@@ -26,8 +29,8 @@ Examples:
 
   LOCANT_DATA=~/data locant compare recipes/books.toml --jobs 4
 
-The output folder gets results.json, table.csv, runs.csv, plots and report.html. Stop at any time (Ctrl-C): the same command
-goes on after the last finished run. More encodings or seeds may be added later; any other change needs another --out.
+The output folder gets results.json, table.csv, runs.csv, plots and report.html. Stop at any time (Ctrl-C): the same
+command goes on after the last finished run. More encodings or seeds may be added later; any other change needs another --out.
 
 Exit code: 0; 1 when runs failed (the table shows which) or the folder cannot be written; 2 for bad input.
 """
@@ -39,15 +42,16 @@ def register(app: typer.Typer) -> None:
 
 
 def compare(
-    recipe: Annotated[Path, typer.Argument(help="A TOML file, such as recipes/quickstart.toml.", show_default=False)],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="A TOML file, such as recipes/quickstart.toml.", show_default=False)
+    ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="For example train.steps=200.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="For example train.steps=200.", show_default=False),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Output folder.", show_default="runs/<name of the recipe>")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/<name of the recipe>")] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs trained side by side.", show_default="the recipe's jobs, or 1")
+        int | None, typer.Option(help="Runs trained side by side.", show_default="the recipe's jobs, or 1")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result table as JSON on stdout.")] = False,
 ) -> None:
@@ -69,7 +73,9 @@ def compare(
             _save_plots(table, folder / "plots")
         except KeyboardInterrupt:
             finished = len(list(folder.glob("runs/*/run.json")))
-            print(f"\nstopped: {finished} finished runs are kept in {folder}; the same command goes on", file=sys.stderr)
+            print(
+                f"\nstopped: {finished} finished runs are kept in {folder}; the same command goes on", file=sys.stderr
+            )
             raise typer.Exit(INTERRUPTED) from None
         print(table.to_json() if as_json else to_text(table), end="")
         print(f"\nreport: {report.resolve()}", file=sys.stderr if as_json else sys.stdout)
@@ -77,7 +83,7 @@ def compare(
             raise typer.Exit(FAILED)
 
 
-def _save_plots(table, folder: Path) -> None:  # noqa: ANN001
+def _save_plots(table: ResultTable, folder: Path) -> None:
     from locant import plots
 
     for name in ("loss_by_step", "loss_by_length", "loss_by_shift", "speed_against_quality"):

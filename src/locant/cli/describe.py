@@ -30,7 +30,9 @@ def register(app: typer.Typer) -> None:
 
 
 def describe(
-    name_or_model: Annotated[str, typer.Argument(help="huang_m4, absolute+t5, or a folder.", show_default=False)],
+    name_or_model: Annotated[
+        str, typer.Argument(metavar="NAME_OR_MODEL", help="huang_m4, absolute+t5, or a folder.", show_default=False)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Parses, looks up, prints."""
@@ -38,12 +40,12 @@ def describe(
         from locant.cli.facts import encoding_facts, encoding_text, model_facts, model_text
 
         if Path(name_or_model).is_dir():
-            facts = model_facts(Path(name_or_model))
-            print(json.dumps(facts, indent=1, ensure_ascii=False, default=str) if as_json else model_text(facts))
+            folder = Path(name_or_model)
+            print(json.dumps(model_facts(folder), indent=1, ensure_ascii=False) if as_json else model_text(folder))
         elif "/" in name_or_model or "\\" in name_or_model:
             raise ValueError(
-                f"describe: {name_or_model!r} is no folder on this machine, needed an encoding's name (see locant list) "
-                "or the folder of a saved model"
+                f"describe: {name_or_model!r} is no folder on this machine, needed an encoding's name (see locant list) or "
+                "the folder of a saved model"
             )
         else:
             parts = [encoding_facts(part.strip()) for part in name_or_model.split("+")]

@@ -15,7 +15,7 @@ INTERRUPTED = 130  # Ctrl-C, as shells count it
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """ValueError and FileNotFoundError end with code 2, other OSErrors with code 1; anything else is a bug and is shown whole."""
+    """ValueError and FileNotFoundError end with code 2, other OSErrors with code 1; anything else is a bug, shown whole."""
     try:
         yield
     except (ValueError, FileNotFoundError, NotADirectoryError, ModuleNotFoundError) as error:
@@ -27,4 +27,4 @@ def one_sentence() -> Iterator[None]:
 
 
 def _print(error: Exception) -> None:
-    print(f"error: {str(error) or type(error).__name__}", file=sys.stderr)
+    print(f"error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)

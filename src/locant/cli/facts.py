@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -83,7 +84,9 @@ def encoding_text(facts: dict[str, Any]) -> str:
     if facts["paper"]["url"]:
         lines.append(f"paper             {facts['paper']['url']}")
     lines += ["", "options" if facts["options"] else "options: none"]
-    lines += [f"  {option} = {_toml(value['default'])}  ({value['type']})" for option, value in facts["options"].items()]
+    lines += [
+        f"  {option} = {_toml(value['default'])}  ({value['type']})" for option, value in facts["options"].items()
+    ]
     count = f"{facts['num_parameters']:,} of each object"
     where = f"{sizes['num_heads']} heads of width {sizes['head_dim']}, max_length {sizes['max_length']}"
     lines += ["", f"parameters: {count} ({where})"]
@@ -96,25 +99,42 @@ def _toml(value: Any) -> str:
 
 
 def model_facts(folder: Path) -> dict[str, Any]:
-    """What `locant.hf.describe` finds in a saved model. Raises: ValueError where the folder holds no model."""
-    if not (folder / "config.json").is_file():
+    """What a saved model uses: `model` as `locant.hf.describe` sees it, `attached` as `locant.hf.save` recorded it.
+
+    Reads config.json and locant.json, not the weights. Raises: ValueError where the folder holds neither.
+    """
+    facts: dict[str, Any] = {}
+    if (folder / "config.json").is_file():
+        facts["model"] = dataclasses.asdict(_model_description(folder))
+    if (folder / "locant.json").is_file():
+        facts["attached"] = json.loads((folder / "locant.json").read_text(encoding="utf-8"))
+    if not facts:
         found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
         raise ValueError(
-            f"describe: {str(folder)!r} holds {found}, needed a config.json; give the folder of a saved Hugging Face model"
+            f"describe: {str(folder)!r} holds {found}, needed a config.json or locant.json; give the folder of a "
+            "saved model"
         )
-    import dataclasses as dc
+    return facts
 
-    from transformers import AutoModel
+
+def _model_description(folder: Path) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModel
 
     from locant import hf
 
-    found = hf.describe(AutoModel.from_pretrained(str(folder), local_files_only=True))
-    return dc.asdict(found) if dc.is_dataclass(found) and not isinstance(found, type) else found  # type: ignore[return-value]
+    config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    with torch.device("meta"):  # the structure is enough
+        return hf.describe(AutoModel.from_config(config))
 
 
-def model_text(facts: Any) -> str:
-    """The facts of a model for reading: nested names and values, indented."""
-    return "\n".join(_lines(facts, 0))
+def model_text(folder: Path) -> str:
+    """The same for reading."""
+    facts = model_facts(folder)
+    parts = [str(_model_description(folder))] if "model" in facts else []
+    if "attached" in facts:
+        parts.append("\n".join(["attached (locant.json)", *_lines(facts["attached"], 1)]))
+    return "\n\n".join(parts)
 
 
 def _lines(value: Any, depth: int) -> list[str]:

@@ -47,7 +47,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         shift = "invariant" if properties["shift_invariant"] else "-"
         sites = ", ".join(row["sites"]) or "-"
         paper = row["paper"]["source"]
-        cells.append((row["name"], sites, shift, properties["beyond_range"], properties["layers"], paper, row["summary"]))
+        cells.append(
+            (row["name"], sites, shift, properties["beyond_range"], properties["layers"], paper, row["summary"])
+        )
     widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
     limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in cells:

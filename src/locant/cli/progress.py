@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from locant.compare.executors import Task
     from locant.compare.grid import Stage
+    from locant.compare.run import Task
 
 _TITLES = {"text": "reading text", "train": "training", "measure": "measuring speed and memory"}
 

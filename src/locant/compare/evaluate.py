@@ -1,6 +1,6 @@
 """Validation of one trained model: loss and accuracy by window length, loss by shift of all position ids.
 
-Masks are fixed: they depend on the window and on nothing else, so that every encoding and seed predicts the same tokens.
+Masks are fixed: they depend on the window and on nothing else, so every encoding and seed predicts the same tokens.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from locant.compare.results import LengthScore, ShiftScore
 
 if TYPE_CHECKING:
-    from transformers import BertForMaskedLM
-    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+    from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
     from locant.data import MaskingConfig, TokenStream
 
@@ -56,7 +55,7 @@ class Validation:
     def __init__(
         self,
         stream: TokenStream,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerFast,
         settings: EvaluateSettings,
         masking: MaskingConfig,
     ) -> None:
@@ -65,9 +64,7 @@ class Validation:
         self.stream, self.tokenizer, self.settings = stream, tokenizer, settings
         self.collator = MlmCollator(Vocabulary.from_tokenizer(tokenizer), MASK_SEED, masking)
 
-    def by_length(
-        self, model: BertForMaskedLM, trained_length: int, max_length: int | None
-    ) -> tuple[LengthScore, ...]:
+    def by_length(self, model: BertForMaskedLM, trained_length: int, max_length: int | None) -> tuple[LengthScore, ...]:
         """Loss and accuracy at each length; a length the encoding has no positions for gets the reason instead."""
         scores = []
         for length in self.settings.lengths_for(trained_length):

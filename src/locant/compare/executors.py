@@ -9,41 +9,55 @@ import queue
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from locant.compare.environment import available_cores
+from locant.compare.folder import OutputFolder
+from locant.compare.run import Task, error_event, perform, work_dir_of
 
 
-@dataclass(frozen=True)
-class Task:
-    """One training run (kind "train", a seed) or one round of measurement (kind "measure", a round)."""
+@runtime_checkable
+class Executor(Protocol):
+    """Does tasks somewhere and tells what happens. Closing its iterator stops every task that still runs.
 
-    kind: str
-    label: str
-    seed: int | None = None
-    round: int | None = None
+    Events: start; step (step, loss, tokens_per_second); evaluate; then one of done, failed (a result: the loss
+    diverged; message) and error (no result; kind "run" or "output", message).
+    """
 
-    @property
-    def title(self) -> str:
-        """Words for a progress bar."""
-        return f"{self.label} seed {self.seed}" if self.kind == "train" else f"{self.label} speed"
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, dict[str, Any]]]:
+        """Yields (task, event) as they happen."""
+        ...
+
+
+class InlineExecutor:
+    """Does tasks one after the other in this very process: for debuggers and tests."""
+
+    def __init__(self, folder: OutputFolder, jobs: int = 1, threads: int = 0, command: str = "") -> None:
+        self.folder, self.command = folder, command
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, dict[str, Any]]]:
+        """Yields the events of a task when it has ended."""
+        for task in tasks:
+            events: list[dict[str, Any]] = [{"event": "start"}]
+            try:
+                perform(task, self.folder, work_dir_of(self.folder, task), events.append, self.command)
+            except Exception as error:
+                traceback.print_exc()
+                events.append(error_event(error))
+            yield from ((task, event) for event in events)
 
 
 class LocalExecutor:
     """Runs tasks in `jobs` worker processes of `threads` threads each (0: the cores divided among the jobs)."""
 
-    def __init__(self, out: Path, jobs: int, threads: int = 0, command: str = "") -> None:
-        self.out, self.jobs, self.command = out, jobs, command
+    def __init__(self, folder: OutputFolder, jobs: int = 1, threads: int = 0, command: str = "") -> None:
+        self.out, self.jobs, self.command = folder.path, jobs, command
         self.threads = threads or max(1, available_cores() // jobs)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, dict[str, Any]]]:
-        """Yields (task, event) as they happen; closing the iterator stops every task that still runs.
-
-        Events: start; step (step, loss, tokens_per_second); evaluate; done; error (kind "run" or "output", message).
-        """
+        """Yields (task, event) as they happen; closing the iterator stops every task that still runs."""
         waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
         for task in tasks:
             waiting.put(task)
@@ -63,7 +77,9 @@ class LocalExecutor:
 class _Slot(threading.Thread):
     """Takes tasks one after the other and has them done by a worker process."""
 
-    def __init__(self, executor: LocalExecutor, waiting: queue.SimpleQueue[Task], events: queue.SimpleQueue[Any]) -> None:
+    def __init__(
+        self, executor: LocalExecutor, waiting: queue.SimpleQueue[Task], events: queue.SimpleQueue[Any]
+    ) -> None:
         super().__init__(daemon=True)
         self.executor, self.waiting, self.events = executor, waiting, events
         self.worker: subprocess.Popen[str] | None = None
@@ -91,14 +107,15 @@ class _Slot(threading.Thread):
             worker.stdin.flush()
             for line in worker.stdout:
                 event = json.loads(line)
-                self.events.put((task, event))
-                if event["event"] in ("done", "error"):
+                if event["event"] == "end":
                     return
+                self.events.put((task, event))
             message = f"its process ended with code {worker.wait()}"
         except OSError as error:
             message = f"its process could not be reached: {error}"
         if not self.stopped:
             self.events.put((task, {"event": "error", "kind": "run", "message": message}))
+        self._close_pipes()
         self.worker = None
 
     def _ready_worker(self) -> subprocess.Popen[str]:
@@ -125,7 +142,7 @@ class _Slot(threading.Thread):
         worker = self.worker
         if worker is None:
             return
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError):
             if worker.stdin is not None:
                 worker.stdin.close()
         try:
@@ -133,6 +150,12 @@ class _Slot(threading.Thread):
         except subprocess.TimeoutExpired:
             worker.kill()
             worker.wait()
-        with contextlib.suppress(OSError, ValueError):
-            if worker.stdout is not None and threading.current_thread() is self:
-                worker.stdout.close()
+        if threading.current_thread() is self:  # which may be reading from it
+            self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        if self.worker is not None:
+            for pipe in (self.worker.stdin, self.worker.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()

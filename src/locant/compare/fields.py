@@ -6,11 +6,11 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+_WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
 
 
 def near(word: str, known: Iterable[str]) -> str:
@@ -54,7 +54,7 @@ def read_value(kind: Any, value: Any, where: str) -> Any:
             names = [str(argument) for argument in arguments]
             raise ValueError(f"recipe: {where} = {value!r} is not a choice; {near(str(value), names)}")
         return value
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         if not isinstance(value, list | tuple):
             raise ValueError(f"recipe: {where} = {value!r} is {kind_of(value)}, needed a list; write {where} = [...]")
         return tuple(read_value(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
@@ -62,6 +62,7 @@ def read_value(kind: Any, value: Any, where: str) -> Any:
         return build(kind, value, where)  # type: ignore[arg-type]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    kind = dict if origin is dict else kind
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"recipe: {where} = {value!r} is {kind_of(value)}, needed {_WORDS.get(kind, kind.__name__)}")
     return value

@@ -1,10 +1,10 @@
 """The output folder of a comparison: one recipe, one lock, one folder for each run, every file written whole.
 
-    recipe.json                the recipe, with every default filled in
-    text/                      tokenizer and token streams
-    runs/<label>-seed<N>/      run.json (only when the run is finished), log.txt
-    speed/<label>-round<N>.json
-    results.json, runs.csv, table.csv, plots/, report.html
+recipe.json                the recipe, with every default filled in
+text/                      tokenizer and token streams
+runs/<label>-seed<N>/      run.json (only when the run is finished), log.txt
+speed/<label>-round<N>.json
+results.json, runs.csv, table.csv, plots/, report.html
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def open_folder(path: str | Path, recipe: Recipe) -> Iterator[OutputFolder]:
 
 
 def _locked(path: Path) -> IO[str]:
-    lock = open(path / ".lock", "w")  # noqa: SIM115  its life is the lock's
+    lock = open(path / ".lock", "w")  # its life is the lock's
     if fcntl is not None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

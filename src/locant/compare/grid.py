@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from locant.compare.environment import environment
-from locant.compare.executors import LocalExecutor, Task
-from locant.compare.folder import OutputFolder, open_folder
+from locant.compare.executors import Executor, LocalExecutor
+from locant.compare.folder import OutputFolder, open_folder, unwritable
 from locant.compare.measure import median_speed
 from locant.compare.recipe import Recipe
 from locant.compare.results import ResultTable, RunResult, Speed
+from locant.compare.run import Task
 from locant.compare.tables import encodings_csv, runs_csv
 from locant.compare.text import PreparedText, prepare_text
 
@@ -30,27 +32,34 @@ Watch = Callable[[Stage | Task, dict[str, Any]], None]
 
 
 def compare(
-    recipe: Recipe, out: str | Path, *, jobs: int | None = None, watch: Watch | None = None, command: str = ""
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    jobs: int | None = None,
+    watch: Watch | None = None,
+    command: str = "",
+    executor: Callable[..., Executor] = LocalExecutor,
 ) -> ResultTable:
     """Runs what is missing of a recipe in the folder `out`, writes results.json, table.csv and runs.csv, returns them.
 
     `watch(stage, {})` is called when a stage begins and `watch(task, event)` at every event of a task. Interrupt it at
-    any time: called again it goes on after the last finished run.
+    any time: called again it goes on after the last finished run. `executor` says where tasks run.
     Raises: ValueError for a folder of another recipe or text too short; OSError where the folder cannot be written.
     """
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"compare: jobs = {jobs}, needed at least 1")
     watch = watch or (lambda subject, event: None)
     with open_folder(out, recipe) as folder:
         watch(Stage("text"), {})
         try:
-            text = prepare_text(recipe, folder.text)
+            text = prepare_text(recipe, folder.text, progress=sys.stderr.isatty())
         except OSError as error:
             if error.filename is not None and str(folder.path) in str(error.filename):
-                from locant.compare.folder import unwritable
-
                 raise unwritable(folder.path, error) from error
             raise
-        failures = _train(folder, jobs or recipe.jobs, watch, command)
-        speeds = _measure(folder, watch, command)
+        failures = _train(folder, executor(folder, jobs=jobs or recipe.jobs, command=command), watch)
+        alone = executor(folder, jobs=1, threads=recipe.measure.threads, command=command)
+        speeds = _measure(folder, alone, watch)
         table = _table(folder, failures, speeds, text, command)
         folder.write("results.json", table.to_json())
         folder.write("table.csv", encodings_csv(table))
@@ -58,19 +67,19 @@ def compare(
     return table
 
 
-def _train(folder: OutputFolder, jobs: int, watch: Watch, command: str) -> dict[tuple[str, int], str]:
+def _train(folder: OutputFolder, executor: Executor, watch: Watch) -> dict[tuple[str, int], str]:
     """Does the runs that are missing; returns why runs failed that left no run.json."""
     recipe = folder.recipe
     wanted = [Task("train", label, seed=seed) for seed in recipe.seeds for label in recipe.labels]
     missing = [task for task in wanted if folder.finished(task.label, task.seed or 0) is None]
     watch(Stage("train", tuple(missing), len(wanted) - len(missing)), {})
     failures: dict[tuple[str, int], str] = {}
-    for task, message in _execute(LocalExecutor(folder.path, jobs, command=command), missing, watch):
+    for task, message in _execute(executor, missing, watch):
         failures[task.label, task.seed or 0] = message
     return failures
 
 
-def _measure(folder: OutputFolder, watch: Watch, command: str) -> dict[str, Speed]:
+def _measure(folder: OutputFolder, executor: Executor, watch: Watch) -> dict[str, Speed]:
     """Speed and memory, one encoding at a time; rounds alternate their order, so that drift hits all alike."""
     recipe = folder.recipe
     rounds = range(recipe.measure.rounds)
@@ -82,7 +91,6 @@ def _measure(folder: OutputFolder, watch: Watch, command: str) -> dict[str, Spee
     missing = [task for task in wanted if folder.measured(task.label, task.round or 0) is None]
     if wanted:
         watch(Stage("measure", tuple(missing), len(wanted) - len(missing)), {})
-    executor = LocalExecutor(folder.path, 1, recipe.measure.threads, command)
     failures = {task.label: message for task, message in _execute(executor, missing, watch)}
     speeds = {}
     for label in recipe.labels:
@@ -94,7 +102,7 @@ def _measure(folder: OutputFolder, watch: Watch, command: str) -> dict[str, Spee
     return speeds
 
 
-def _execute(executor: LocalExecutor, tasks: Sequence[Task], watch: Watch) -> list[tuple[Task, str]]:
+def _execute(executor: Executor, tasks: Sequence[Task], watch: Watch) -> list[tuple[Task, str]]:
     """Failed tasks with their messages. Raises: OSError when an output cannot be written, which would fail all."""
     failed = []
     events = executor.run(tasks)

@@ -7,11 +7,12 @@ memory on a CPU, and what torch allocated at most on a GPU.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from locant.compare.results import Speed
 if TYPE_CHECKING:
     from locant.compare.recipe import Recipe
     from locant.compare.text import PreparedText
+    from locant.data import Windows
+    from locant.training.mlm import BuiltModel
 
 MIN_REPEATS = 5
 
@@ -72,9 +75,9 @@ def measure(recipe: Recipe, label: str, text: PreparedText, work_dir: Path) -> S
     return Speed(tokens / training, ids.numel() / inference, _peak_mb(device.type), inference_peak)
 
 
-def _median_train_seconds(recipe: Recipe, built, windows, text: PreparedText, work_dir: Path) -> float:  # noqa: ANN001
-    from dataclasses import replace
-
+def _median_train_seconds(
+    recipe: Recipe, built: BuiltModel, windows: Windows, text: PreparedText, work_dir: Path
+) -> float:
     from locant.training.mlm import train_mlm
 
     stamps = [time.perf_counter()]
@@ -83,11 +86,11 @@ def _median_train_seconds(recipe: Recipe, built, windows, text: PreparedText, wo
         stamps.append(time.perf_counter())
         return step >= MIN_REPEATS + 2 and stamps[-1] - stamps[0] >= recipe.measure.seconds
 
-    settings = replace(recipe.train, steps=1_000_000, warmup_steps=0, curve_points=1)
+    settings = replace(recipe.train, steps=1_000_000, warmup_fraction=0.0, curve_points=1)
     train_mlm(
         built, windows, text.tokenizer, settings, recipe.masking, recipe.seeds[0], work_dir=work_dir, on_step=on_step
     )
-    seconds = [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
+    seconds = [after - before for before, after in itertools.pairwise(stamps)]
     return statistics.median(seconds[2:])  # the first two steps fill caches
 
 

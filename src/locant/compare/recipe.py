@@ -48,8 +48,8 @@ class Recipe:
         if not self.seeds:
             raise ValueError("seeds is empty, needed at least one; write seeds = [1, 2]")
         labels = [choice.label for choice in self.encodings]
-        for values, what in ((labels, "encodings"), (list(self.seeds), "seeds")):
-            if repeated := sorted({str(value) for value in values if values.count(value) > 1}):
+        for values, what in ((labels, "encodings"), ([str(seed) for seed in self.seeds], "seeds")):
+            if repeated := sorted({value for value in values if values.count(value) > 1}):
                 raise ValueError(f"{what} names {repeated[0]!r} twice; drop one, or give it a label of its own")
         if bad := [seed for seed in self.seeds if not 0 <= seed < 2**32]:
             raise ValueError(f"seeds has {bad[0]}, needed 0 to {2**32 - 1}")
@@ -155,7 +155,9 @@ def _check_encoding(choice: EncodingChoice, recipe: Recipe) -> None:
 def _read_encodings(value: Any) -> list[EncodingChoice]:
     """Names, or tables {name, label, and options}; a table read back from `to_dict` has its options apart."""
     if not isinstance(value, list | tuple):
-        raise ValueError(f'recipe: encodings = {value!r} is {kind_of(value)}, needed a list; write ["none", "absolute"]')
+        raise ValueError(
+            f'recipe: encodings = {value!r} is {kind_of(value)}, needed a list; write ["none", "absolute"]'
+        )
     return [_read_encoding(item, f"encodings[{index}]") for index, item in enumerate(value)]
 
 
@@ -163,7 +165,9 @@ def _read_encoding(item: Any, where: str) -> EncodingChoice:
     if isinstance(item, str):
         item = {"name": item}
     if not isinstance(item, dict):
-        raise ValueError(f'recipe: {where} = {item!r} is {kind_of(item)}, needed a name or {{name = "shaw", clip = 16}}')
+        raise ValueError(
+            f'recipe: {where} = {item!r} is {kind_of(item)}, needed a name or {{name = "shaw", clip = 16}}'
+        )
     if "name" not in item:
         raise ValueError(f'recipe: {where} = {item!r} lacks a name; write {{name = "shaw", ...}}')
     name = read_value(str, item["name"], f"{where}.name").replace(" ", "")
@@ -176,7 +180,9 @@ def _read_encoding(item: Any, where: str) -> EncodingChoice:
 
 
 def _label(name: str, options: dict[str, Any]) -> str:
-    shown = ", ".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in options.items())
+    shown = ", ".join(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in options.items()
+    )
     return f"{name}({shown})" if shown else name
 
 
@@ -207,7 +213,7 @@ def _put(table: dict[str, Any], path: list[str], value: Any, key: str) -> dict[s
 
 
 def _override_value(text: str) -> Any:
-    """TOML where it is TOML; a bare word is a text, and bare words with commas a list (brackets need no quoting then)."""
+    """TOML where it is TOML; a bare word is a text, bare words with commas are a list (which needs no quoting)."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

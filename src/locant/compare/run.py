@@ -1,22 +1,72 @@
-"""One run of the grid: build, train, evaluate, keep. Called in a process of its own, see `locant.compare.worker`."""
+"""One task of a comparison: a training run (build, train, evaluate) or a round of measurement, kept when finished."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from locant.compare.environment import environment
 from locant.compare.evaluate import Validation
+from locant.compare.folder import OutputFolder
+from locant.compare.measure import measure
 from locant.compare.recipe import Recipe
 from locant.compare.results import CurvePoint, RunResult
-from locant.compare.text import PreparedText
+from locant.compare.text import PreparedText, read_prepared
 from locant.data import make_windows
 from locant.training.mlm import DivergedError, LossPoint, build_bert, build_encoding, train_mlm
 
 Report = Callable[[dict[str, Any]], None]
 
 
-def run_one(recipe: Recipe, label: str, seed: int, text: PreparedText, report: Report, work_dir: Any) -> RunResult:
+@dataclass(frozen=True)
+class Task:
+    """One training run (kind "train", a seed) or one round of measurement (kind "measure", a round)."""
+
+    kind: str
+    label: str
+    seed: int | None = None
+    round: int | None = None
+
+    @property
+    def title(self) -> str:
+        """Words for a progress bar."""
+        return f"{self.label} seed {self.seed}" if self.kind == "train" else f"{self.label} speed"
+
+
+def work_dir_of(folder: OutputFolder, task: Task) -> Path:
+    """Where the log of a task goes; made where it is missing."""
+    path = folder.path / "speed" if task.seed is None else folder.run_dir(task.label, task.seed)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def perform(task: Task, folder: OutputFolder, work_dir: Path, report: Report, command: str = "") -> None:
+    """Does one task and keeps its result; reports "done", or "failed" for a run whose loss diverged.
+
+    Raises: OSError where the result cannot be written; whatever else the run raises.
+    """
+    import torch
+
+    text = read_prepared(folder.text)
+    if task.seed is not None:
+        result = run_one(folder.recipe, task.label, task.seed, text, report, work_dir)
+        folder.write_run(result, {**environment(command), "threads": torch.get_num_threads()})
+        report({"event": "done"} if result.status == "done" else {"event": "failed", "message": result.reason})
+    elif task.round is not None:
+        folder.write_speed(task.label, task.round, measure(folder.recipe, task.label, text, work_dir))
+        report({"event": "done"})
+
+
+def error_event(error: BaseException) -> dict[str, Any]:
+    """The event for a task that raised: an output that cannot be written concerns all tasks, anything else this one."""
+    message = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
+    return {"event": "error", "kind": "output" if isinstance(error, OSError) else "run", "message": message}
+
+
+def run_one(recipe: Recipe, label: str, seed: int, text: PreparedText, report: Report, work_dir: Path) -> RunResult:
     """Trains and evaluates one encoding from one seed. A loss that is not finite is a result: status "failed"."""
     start = time.perf_counter()
     choice, train = recipe.choice(label), recipe.train
@@ -31,7 +81,14 @@ def run_one(recipe: Recipe, label: str, seed: int, text: PreparedText, report: R
     windows = make_windows(text.train, train.length, text.tokenizer)
     try:
         points = train_mlm(
-            built, windows, text.tokenizer, train, recipe.masking, seed, work_dir=work_dir, on_step=_reporter(recipe, report)
+            built,
+            windows,
+            text.tokenizer,
+            train,
+            recipe.masking,
+            seed,
+            work_dir=work_dir,
+            on_step=_reporter(recipe, report),
         )
     except DivergedError as error:
         return RunResult(status="failed", reason=str(error), seconds=time.perf_counter() - start, **facts)

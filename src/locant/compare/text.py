@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from locant.data import TokenStream
 
 if TYPE_CHECKING:
-    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerFast
 
     from locant.compare.recipe import Recipe
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class PreparedText:
     """Token streams and their tokenizer; `facts` says what was read (documents, bytes, tokens, fingerprint)."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerFast
     train: TokenStream
     validation: TokenStream
     facts: dict[str, Any]
@@ -46,11 +46,12 @@ def read_prepared(folder: Path) -> PreparedText:
     from transformers import PreTrainedTokenizerFast
 
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-    streams = [
-        TokenStream(np.load(folder / f"{part}-tokens.npy"), np.load(folder / f"{part}-starts.npy"))
-        for part in ("train", "validation")
-    ]
-    return PreparedText(PreTrainedTokenizerFast.from_pretrained(str(folder)), *streams, facts)
+
+    def stream(part: str) -> TokenStream:
+        return TokenStream(np.load(folder / f"{part}-tokens.npy"), np.load(folder / f"{part}-starts.npy"))
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder))
+    return PreparedText(tokenizer, stream("train"), stream("validation"), facts)
 
 
 def _make(recipe: Recipe, folder: Path, progress: bool) -> None:

@@ -1,9 +1,9 @@
 """The process that trains and measures: `python -m locant.compare.worker OUT THREADS`, one task a line on stdin.
 
 A task is {"kind": "train", "label", "seed"} or {"kind": "measure", "label", "round"}; events come back as JSON lines on
-stdout. Every task gets a process of its own: on Linux without CUDA a fork of this one, which has only imported things so
-far, so that a task starts at once; elsewhere this process itself, which then ends. When stdin closes, because the parent
-was stopped or killed, everything here ends too: no run goes on unseen.
+stdout, the last of each task being "end". Every task gets a process of its own: on Linux without CUDA a fork of this one,
+which has only imported things so far, so that a task starts at once; elsewhere this process itself, which then ends. When
+stdin closes, because the parent was stopped or killed, everything here ends too: no run goes on unseen.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ def main(out: str, threads: int) -> int:
         task = json.loads(line)
         if not forks:
             threading.Thread(target=_end_with_stdin, daemon=True).start()
-            return _perform(task, Path(out), threads, events)
+            code = _perform(task, Path(out), threads, events)
+            _emit(events, {"event": "end"})
+            return code
         child = os.fork()
         if not child:
             threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
             os._exit(_perform(task, Path(out), threads, events))
-        if not _wait(child, task, events):
+        if not _wait(child, events):
             return 1
+        _emit(events, {"event": "end"})
     return 0
 
 
@@ -53,47 +56,25 @@ def _perform(task: dict[str, Any], out: Path, threads: int, events: Any) -> int:
 
     from locant.compare.folder import OutputFolder
     from locant.compare.recipe import read_recipe
+    from locant.compare.run import Task, error_event, perform, work_dir_of
 
     try:
+        command = task["command"]
         recipe = read_recipe(json.loads((out / "recipe.json").read_text(encoding="utf-8"))["recipe"], check=False)
         folder = OutputFolder(out, recipe)
-        log_dir = folder.run_dir(task["label"], task.get("seed", recipe.seeds[0]))
-        log_dir.mkdir(parents=True, exist_ok=True)
-        with open(log_dir / "log.txt", "a", encoding="utf-8") as log:
+        asked = Task(task["kind"], task["label"], task["seed"], task["round"])
+        work_dir = work_dir_of(folder, asked)
+        with open(work_dir / "log.txt", "a", encoding="utf-8") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         torch.set_num_threads(threads)
-        _do(task, folder, log_dir, lambda event: _emit(events, event))
-        _emit(events, {"event": "done"})
+        perform(asked, folder, work_dir, lambda event: _emit(events, event), command)
         return 0
     except BaseException as error:
         traceback.print_exc()
         sys.stderr.flush()
-        kind = "output" if isinstance(error, OSError) else "run"
-        message = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
-        _emit(events, {"event": "error", "kind": kind, "message": message})
+        _emit(events, error_event(error))
         return 1
-
-
-def _do(task: dict[str, Any], folder: Any, work_dir: Path, report: Any) -> None:
-    from locant.compare.environment import environment
-    from locant.compare.measure import measure
-    from locant.compare.run import run_one
-    from locant.compare.text import read_prepared
-
-    text = read_prepared(folder.text)
-    if task["kind"] == "train":
-        result = run_one(folder.recipe, task["label"], task["seed"], text, report, work_dir)
-        folder.write_run(result, {**environment(task.get("command", "")), "threads": _threads()})
-    else:
-        speed = measure(folder.recipe, task["label"], text, work_dir)
-        folder.write_speed(task["label"], task["round"], speed)
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
 
 
 def _emit(events: Any, event: dict[str, Any]) -> None:
@@ -104,7 +85,7 @@ def _emit(events: Any, event: dict[str, Any]) -> None:
         os._exit(3)
 
 
-def _wait(child: int, task: dict[str, Any], events: Any) -> bool:
+def _wait(child: int, events: Any) -> bool:
     """Waits for a forked task; False when stdin closed meanwhile, which ends the task."""
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)

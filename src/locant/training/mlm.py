@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from transformers import BertForMaskedLM
-    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+    from transformers import BertForMaskedLM, PreTrainedTokenizerFast
 
     from locant.data import MaskingConfig, Windows
     from locant.encoding import Stack
@@ -62,7 +61,7 @@ class TrainSettings:
     steps: int = 10_000
     batch_size: int = 32  # windows in a step
     learning_rate: float = 1e-3  # at its peak
-    warmup_steps: int = 100
+    warmup_fraction: float = 0.05  # share of the steps in which the learning rate rises from 0
     schedule: Literal["linear", "cosine", "constant"] = "linear"  # after the warm-up; the first two end at 0
     weight_decay: float = 0.01  # of weight matrices; never of biases, LayerNorms and position parameters
     max_grad_norm: float = 1.0
@@ -76,8 +75,8 @@ class TrainSettings:
         for name in ("steps", "batch_size", "curve_points"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}, needed at least 1")
-        if not 0 <= self.warmup_steps <= self.steps:
-            raise ValueError(f"warmup_steps = {self.warmup_steps}, needed 0 to steps = {self.steps}")
+        if not 0 <= self.warmup_fraction <= 1:
+            raise ValueError(f"warmup_fraction = {self.warmup_fraction}, needed 0 to 1: it is a share of the steps")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate = {self.learning_rate}, needed a number above 0")
         for name in ("weight_decay", "max_grad_norm"):
@@ -180,7 +179,7 @@ def attach_encoding(model: BertForMaskedLM, encoding: EncodingChoice) -> None:
 def train_mlm(
     built: BuiltModel,
     windows: Windows,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerFast,
     settings: TrainSettings,
     masking: MaskingConfig,
     seed: int,

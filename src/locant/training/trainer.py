@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.data import SequentialSampler
-from transformers import BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers import BertForMaskedLM, PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from locant.data import MaskingConfig, MlmCollator, ScheduledDataset, Vocabulary, Windows
@@ -63,6 +62,7 @@ class Collate:
         self.collator = collator
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Collates a batch."""
         batch = dict(self.collator(examples))
         batch["example_ids"] = torch.tensor([int(example["example_id"]) for example in examples])
         if bool(batch["attention_mask"].all()):
@@ -120,14 +120,14 @@ def _diverged(step: int, loss: float, example_ids: Tensor, learning_rate: float)
     shown = ", ".join(str(i) for i in ids[:8]) + (f", ... ({len(ids)} in all)" if len(ids) > 8 else "")
     return (
         f"training: loss is {loss} at step {step} (windows {shown}), needed a finite number; try train.learning_rate "
-        f"below {learning_rate:g}, more train.warmup_steps, or a smaller train.max_grad_norm"
+        f"below {learning_rate:g}, a larger train.warmup_fraction, or a smaller train.max_grad_norm"
     )
 
 
 def make_trainer(
     built: BuiltModel,
     windows: Windows,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerFast,
     settings: TrainSettings,
     masking: MaskingConfig,
     seed: int,
@@ -143,7 +143,7 @@ def make_trainer(
         per_device_train_batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
         lr_scheduler_type="constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
-        warmup_steps=settings.warmup_steps,
+        warmup_steps=round(settings.warmup_fraction * settings.steps),
         max_grad_norm=settings.max_grad_norm,
         bf16=settings.precision == "bfloat16",
         seed=derived_seed_32(seed),
