@@ -30,7 +30,8 @@ Examples:
   LOCANT_DATA=~/data locant compare recipes/books.toml --jobs 4
 
 The output folder gets results.json, table.csv, runs.csv, plots and report.html. Stop at any time (Ctrl-C): the same
-command goes on after the last finished run. More encodings or seeds may be added later; any other change needs another --out.
+command goes on after the last finished run. More encodings or seeds may be added later; any other change
+needs another --out.
 
 Exit code: 0; 1 when runs failed (the table shows which) or the folder cannot be written; 2 for bad input.
 """

@@ -44,7 +44,7 @@ def describe(
             print(json.dumps(model_facts(folder), indent=1, ensure_ascii=False) if as_json else model_text(folder))
         elif "/" in name_or_model or "\\" in name_or_model:
             raise ValueError(
-                f"describe: {name_or_model!r} is no folder on this machine, needed an encoding's name (see locant list) or "
+                f"describe: {name_or_model!r} is no folder on this machine, needed a name (see locant list) or "
                 "the folder of a saved model"
             )
         else:

@@ -15,7 +15,7 @@ INTERRUPTED = 130  # Ctrl-C, as shells count it
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """ValueError and FileNotFoundError end with code 2, other OSErrors with code 1; anything else is a bug, shown whole."""
+    """ValueError and FileNotFoundError end with code 2, other OSErrors with code 1; others are bugs."""
     try:
         yield
     except (ValueError, FileNotFoundError, NotADirectoryError, ModuleNotFoundError) as error:

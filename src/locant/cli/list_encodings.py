@@ -41,7 +41,7 @@ def list_encodings(as_json: Annotated[bool, typer.Option("--json", help="Print J
 def print_table(rows: list[dict[str, Any]]) -> None:
     """One line for each encoding, cut at the width of a terminal."""
     header = ("name", "acts in", "shift", "beyond", "layers", "paper", "what it is")
-    cells = [header]
+    cells: list[tuple[str, ...]] = [header]
     for row in rows:
         properties = row["properties"]
         shift = "invariant" if properties["shift_invariant"] else "-"

@@ -55,7 +55,7 @@ def measure(recipe: Recipe, label: str, text: PreparedText, work_dir: Path) -> S
     windows = make_windows(text.train, train.length, text.tokenizer)
     built = build_bert(recipe.model, len(text.tokenizer), train.length, recipe.choice(label), recipe.seeds[0])
     if train.device == "auto" and torch.cuda.is_available():
-        built.model.to("cuda")
+        built.model.to(device="cuda")  # pyright: ignore[reportCallIssue]
     device = next(built.model.parameters()).device
     ids = torch.as_tensor(windows.ids[: train.batch_size].astype("int64"), device=device)
     built.model.eval()

@@ -1,8 +1,8 @@
 """The process that trains and measures: `python -m locant.compare.worker OUT THREADS`, one task a line on stdin.
 
 A task is {"kind": "train", "label", "seed"} or {"kind": "measure", "label", "round"}; events come back as JSON lines on
-stdout, the last of each task being "end". Every task gets a process of its own: on Linux without CUDA a fork of this one,
-which has only imported things so far, so that a task starts at once; elsewhere this process itself, which then ends. When
+stdout, the last of each task being "end". Every task gets a process of its own: on Linux without CUDA a fork of this
+one, which has only imported things so far, so that a task starts at once; elsewhere this process, which then ends. When
 stdin closes, because the parent was stopped or killed, everything here ends too: no run goes on unseen.
 """
 
