@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers as T
 from torch import nn
+
+import locant.hf
+from locant.hf.attachment import attachments
 
 VOCABULARY, HEADS, LAYERS, WIDTH, ROWS = 43, 3, 2, 24, 29
 
@@ -61,15 +65,15 @@ def _albert() -> nn.Module:
 
 
 def _distilbert() -> nn.Module:
-    sizes = dict(vocab_size=VOCABULARY, dim=WIDTH, n_heads=HEADS, n_layers=LAYERS, hidden_dim=37)
+    sizes: dict[str, Any] = dict(vocab_size=VOCABULARY, dim=WIDTH, n_heads=HEADS, n_layers=LAYERS, hidden_dim=37)
     return T.DistilBertModel(
         T.DistilBertConfig(**sizes, max_position_embeddings=ROWS, dropout=0.0, attention_dropout=0.0)
     )
 
 
 def _gpt2() -> nn.Module:
-    sizes = dict(vocab_size=VOCABULARY, n_embd=WIDTH, n_head=HEADS, n_layer=LAYERS, n_positions=ROWS)
-    tokens = dict(bos_token_id=1, eos_token_id=None, pad_token_id=0)
+    sizes: dict[str, Any] = dict(vocab_size=VOCABULARY, n_embd=WIDTH, n_head=HEADS, n_layer=LAYERS, n_positions=ROWS)
+    tokens: dict[str, Any] = dict(bos_token_id=1, eos_token_id=None, pad_token_id=0)
     return T.GPT2LMHeadModel(T.GPT2Config(**sizes, **tokens, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
 
@@ -81,7 +85,7 @@ def _t5_encoder() -> nn.Module:
     return T.T5EncoderModel(T.T5Config(**T5_SIZES))
 
 
-HOSTS = {
+HOSTS: dict[str, Callable[..., Any]] = {
     "bert": _bert,
     "roberta": _roberta,
     "electra": _electra,
@@ -93,7 +97,7 @@ HOSTS = {
 }
 
 
-def stir(model: nn.Module, seed: int = 0, std: float = 0.25) -> nn.Module:
+def stir(model: Any, seed: int = 0, std: float = 0.25) -> Any:
     """Add noise to every parameter, so that nothing is neutral and positions matter."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -102,10 +106,24 @@ def stir(model: nn.Module, seed: int = 0, std: float = 0.25) -> nn.Module:
     return model
 
 
-def host(name: str, **sizes: Any) -> nn.Module:
+def host(name: str, **sizes: Any) -> Any:
     """A tiny model of a family, with weights that make attention uneven."""
     torch.manual_seed(0)
     return stir(HOSTS[name](**sizes), seed=1).eval()
+
+
+def noisy(model: Any, name: Any, seed: int = 3, **options: Any) -> Any:
+    """Attach, and move every added parameter away from neutral."""
+    torch.manual_seed(seed)
+    locant.hf.attach(model, name, **options)
+    for _, _, attachment in attachments(model):
+        stir(attachment, seed)
+    return model
+
+
+def attached(model: Any) -> Any:
+    """The first attachment of a model."""
+    return attachments(model)[0][2]
 
 
 def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:

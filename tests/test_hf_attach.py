@@ -29,8 +29,10 @@ from tests.hf_models import (
     ROWS,
     T5_SIZES,
     WIDTH,
+    attached,
     first,
     host,
+    noisy,
     stir,
     tokens,
 )
@@ -38,16 +40,7 @@ from tests.hf_models import (
 VOCABULARY_SMALL = 11
 
 
-def noisy(model: nn.Module, name: str, seed: int = 3, **options: Any) -> nn.Module:
-    """Attach, and move every added parameter away from neutral."""
-    torch.manual_seed(seed)
-    locant.hf.attach(model, name, **options)
-    for _, _, attachment in attachments(model):
-        stir(attachment, seed)
-    return model
-
-
-def snapshot(model: nn.Module) -> tuple[list[str], dict[str, torch.Tensor]]:
+def snapshot(model: Any) -> tuple[list[str], dict[str, torch.Tensor]]:
     return [n for n, _ in model.named_modules()], {k: v.clone() for k, v in model.state_dict().items()}
 
 
@@ -56,7 +49,7 @@ def test_layer_zero_is_attention_with_the_terms_of_the_encoding(family: str, mon
     model, ids = noisy(host(family), "huang_m4", clip=3), tokens(2, 7)
     mask = torch.ones(2, 7, dtype=torch.long)
     mask[1, :2] = 0
-    _, module = find_sites(model)[0].attention[0]
+    module: Any = find_sites(model)[0].attention[0][1]
     seen: dict[str, Any] = {}
     module.register_forward_pre_hook(
         lambda m, a, kw: seen.update(x=a[0] if a else kw["hidden_states"]) if not seen else None, with_kwargs=True
@@ -71,7 +64,7 @@ def test_layer_zero_is_attention_with_the_terms_of_the_encoding(family: str, mon
 
     monkeypatch.setitem(T.AttentionInterface._global_mapping, "locant", record)
     model(ids, attention_mask=mask)
-    attachment = attachments(model)[0][2]
+    attachment = attached(model)
     heads, width = attachment.spec.sizes["num_heads"], attachment.spec.sizes["head_dim"]
     q, k, v = _written_out_qkv(module, seen["x"], heads, width)
     table, causal = attachment.layers()[0].table.double(), attachment.spec.sizes["causal"]
@@ -94,7 +87,7 @@ def test_layer_zero_is_attention_with_the_terms_of_the_encoding(family: str, mon
 LINEARS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"), ("q", "k", "v"))
 
 
-def _written_out_qkv(module: nn.Module, x: torch.Tensor, heads: int, width: int) -> list[torch.Tensor]:
+def _written_out_qkv(module: Any, x: torch.Tensor, heads: int, width: int) -> list[torch.Tensor]:
     x = x.detach().double()
     if hasattr(module, "c_attn"):
         fused = x @ module.c_attn.weight.double() + module.c_attn.bias.double()
@@ -118,7 +111,7 @@ def test_every_encoding_in_bert(name: str) -> None:
     loss.backward()
     without = [n for n, p in model.named_parameters() if p.grad is None]
     assert not without, f"DDP would stop at {without}"
-    grads = {n: p.grad for n, p in model.named_parameters() if ".locant." in n}
+    grads = {n: p.grad for n, p in model.named_parameters() if ".locant." in n and p.grad is not None}
     quiet = [n for n, g in grads.items() if not g.abs().max()]
     assert not quiet, quiet
     swapped = ids[:, [1, 0, *range(2, 9)]]
@@ -160,7 +153,7 @@ def test_kept_host_with_a_neutral_encoding_is_the_host(family: str, name: str) -
     model, ids = host(family), tokens(2, 8)
     want = first(model(ids))
     locant.hf.attach(model, name, keep_absolute=True)
-    for layer in dict.fromkeys(attachments(model)[0][2].layers()):
+    for layer in dict.fromkeys(attached(model).layers()):
         layer.neutralize()
     scale = want.abs().max().clamp(min=1)
     assert (first(model(ids)) - want).abs().max() / scale < 1e-6
@@ -173,7 +166,7 @@ def test_absolute_with_the_weights_of_the_host_is_the_host() -> None:
         table = next(p for n, p in model.named_parameters() if "position_embeddings" in n or "wpe" in n).clone()
         locant.hf.attach(model, "absolute")
         with torch.no_grad():
-            attachments(model)[0][2].layers()[0].table.copy_(table)
+            attached(model).layers()[0].table.copy_(table)
         assert torch.allclose(first(model(ids)), want, atol=2e-5), family
 
 
@@ -194,7 +187,7 @@ def test_t5_bias_in_t5_is_the_bias_of_the_host() -> None:
     locant.hf.attach(model, "t5", num_buckets=32, max_distance=128)
     assert not any("relative_attention_bias" in n for n, _ in model.named_parameters())
     with torch.no_grad():
-        attachments(model)[0][2].layers()[0].table.copy_(table.T)
+        attached(model).layers()[0].table.copy_(table.T)
     assert torch.allclose(first(model(ids)), want, atol=1e-5)
 
 
@@ -224,8 +217,8 @@ def test_cross_attention_of_bert_stays_as_it_is() -> None:
     ids, other = tokens(2, 6), torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(0))
     want = first(model(ids, encoder_hidden_states=other, use_cache=False))
     locant.hf.attach(model, "shaw", keep_absolute=True)
-    assert len(attachments(model)[0][2].layers()) == LAYERS
-    for layer in attachments(model)[0][2].layers():
+    assert len(attached(model).layers()) == LAYERS
+    for layer in attached(model).layers():
         layer.neutralize()
     assert torch.allclose(first(model(ids, encoder_hidden_states=other, use_cache=False)), want, atol=1e-5)
     out = model(ids, encoder_hidden_states=other, output_attentions=True, use_cache=False)
@@ -235,7 +228,7 @@ def test_cross_attention_of_bert_stays_as_it_is() -> None:
 def test_shared_terms_are_computed_once_for_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     model = noisy(host("bert", num_hidden_layers=4), "t5+tupe_a")
     calls: list[str] = []
-    for part in attachments(model)[0][2].stack.parts():
+    for part in attached(model).stack.parts():
         inner = part.prepare
 
         def prepare(positions: Any, inner: Any = inner, part: Any = part) -> Any:
@@ -250,7 +243,7 @@ def test_shared_terms_are_computed_once_for_a_forward(monkeypatch: pytest.Monkey
 def test_layers_find_their_own_encoding() -> None:
     for family in ("bert", "distilbert", "gpt2"):
         model, ids = noisy(host(family), "shaw", clip=4), tokens(2, 7)
-        layers = attachments(model)[0][2].layers()
+        layers = attached(model).layers()
         assert len({id(layer) for layer in layers}) == LAYERS
         want = model(ids, output_attentions=True).attentions
         with torch.no_grad():
@@ -261,7 +254,7 @@ def test_layers_find_their_own_encoding() -> None:
 
 def test_albert_shares_its_layer_and_so_its_encoding() -> None:
     model = noisy(host("albert"), "shaw")
-    assert len(attachments(model)[0][2].layers()) == 1 and model.config.num_hidden_layers == 3
+    assert len(attached(model).layers()) == 1 and model.config.num_hidden_layers == 3
     locant.hf.detach(model)
     with pytest.raises(ValueError, match="runs 3 layers through 1 attention module"):
         locant.hf.attach(model, "shaw", share_layers=False)
@@ -274,9 +267,9 @@ def test_projections_of_the_host_serve_deberta_version_two() -> None:
     for family in ("bert", "gpt2", "llama", "distilbert", "t5"):
         model, ids = noisy(host(family), "deberta", version="v2", clip=4), tokens(2, 7)
         attention = find_sites(model)[0].attention[0][1]
-        heads = attachments(model)[0][2].spec.sizes["num_heads"]
-        width = attachments(model)[0][2].spec.sizes["head_dim"]
-        rows = torch.randn(5, attachments(model)[0][2].spec.sizes["model_dim"])
+        heads = attached(model).spec.sizes["num_heads"]
+        width = attached(model).spec.sizes["head_dim"]
+        rows = torch.randn(5, attached(model).spec.sizes["model_dim"])
         query, key = interface.projections(attention, find_sites(model)[0].family.projections, heads, width)
         assert query is not None and key is not None
         want = _written_out_qkv(attention, rows[None], heads, width)
@@ -304,7 +297,8 @@ def test_models_that_share_a_config_object_do_not_disturb_each_other() -> None:
     models = [stir(T.BertModel(config), 1).eval() for _ in range(3)]
     ids = tokens(2, 7)
     plain, want = first(models[1](ids)), first(models[2](ids))
-    noisy(models[0], "shaw"), noisy(models[1], "alibi")
+    noisy(models[0], "shaw")
+    noisy(models[1], "alibi")
     assert config._attn_implementation == "sdpa"
     assert torch.equal(first(models[2](ids)), want)
     shaw = first(models[0](ids))
@@ -318,7 +312,7 @@ def test_each_added_tensor_is_in_the_state_dict_once() -> None:
         model = noisy(host("bert"), name)
         state = model.state_dict()
         pointers = [t.data_ptr() for k, t in state.items() if "locant" in k]
-        assert len(pointers) == len(set(pointers)) == len(list(attachments(model)[0][2].parameters()))
+        assert len(pointers) == len(set(pointers)) == len(list(attached(model).parameters()))
         other = noisy(host("bert"), name, seed=9)
         other.load_state_dict(state)
         ids = tokens(2, 6)
@@ -344,11 +338,11 @@ def test_different_encodings_in_different_layers() -> None:
 def test_an_encoding_object_and_a_stack_are_taken_as_they_are() -> None:
     model, encoding = host("bert"), locant.load("t5", num_heads=HEADS)
     locant.hf.attach(model, encoding)
-    assert attachments(model)[0][2].layers()[1] is encoding
+    assert attached(model).layers()[1] is encoding
     locant.hf.detach(model)
     stack = locant.stack("shaw", LAYERS, num_heads=HEADS, head_dim=WIDTH // HEADS, clip=3)
     locant.hf.attach(model, stack)
-    assert attachments(model)[0][2].layers() == tuple(stack)
+    assert attached(model).layers() == tuple(stack)
     locant.hf.detach(model)
     with pytest.raises(ValueError, match="the stack has 5 layers but BertModel has 2"):
         locant.hf.attach(model, locant.stack("none", 5))
@@ -392,7 +386,7 @@ def test_a_bare_encoder_with_a_config_of_ones_own() -> None:
     encoder.config.num_attention_heads = None
     for layer in encoder.layer:
         layer.attention.self.num_attention_heads = None
-    with pytest.raises(ValueError, match="BertEncoder does not tell num_heads .* give num_heads=..."):
+    with pytest.raises(ValueError, match=r"BertEncoder does not tell num_heads .* give num_heads=..."):
         locant.hf.attach(encoder, "shaw")
     locant.hf.attach(encoder, "shaw", num_heads=HEADS)
 
@@ -401,7 +395,7 @@ def test_output_attentions_gives_weights_that_explain_the_output() -> None:
     for family in HOSTS:
         model, ids = noisy(host(family), "shaw", clip=3), tokens(2, 6)
         out = model(ids, output_attentions=True)
-        heads = attachments(model)[0][2].spec.sizes["num_heads"]
+        heads = attached(model).spec.sizes["num_heads"]
         assert out.attentions[0].shape == (2, heads, 6, 6), family
         assert torch.allclose(out.attentions[0].sum(-1), torch.ones(2, heads, 6), atol=1e-5)
         assert torch.allclose(first(out), first(model(ids)), atol=2e-5), family
@@ -469,7 +463,7 @@ def test_usable_length_of_roberta_leaves_its_spare_rows_out() -> None:
     model = host("roberta")
     assert model.config.max_position_embeddings == ROWS + 2
     locant.hf.attach(model, "absolute")
-    assert attachments(model)[0][2].spec.sizes["max_length"] == ROWS
+    assert attached(model).spec.sizes["max_length"] == ROWS
 
 
 def test_tokens_are_scaled_where_an_encoding_asks_for_it() -> None:
@@ -527,7 +521,7 @@ def test_a_host_without_known_positions_is_refused_unless_kept() -> None:
             super().__init__()
             self.words = nn.Embedding(VOCABULARY_SMALL, WIDTH)
             self.encoder = T.BertModel(T.BertConfig(**BERT_SIZES)).encoder.layer
-            self.config = self.encoder[0].attention.self.config
+            self.config = self.encoder[0].attention.self.config  # pyright: ignore
 
         def get_input_embeddings(self) -> nn.Module:
             return self.words
@@ -541,7 +535,7 @@ def test_a_host_without_known_positions_is_refused_unless_kept() -> None:
             return (x,)
 
     model = stir(Plain(), 1).eval()
-    with pytest.raises(ValueError, match="Plain has no positions of its own that locant knows how to switch off"):
+    with pytest.raises(ValueError, match="Plain has no positions of its own that locant could switch off"):
         locant.hf.attach(model, "shaw")
     noisy(model, "shaw", keep_absolute=True)
     ids = tokens(1, 6) % VOCABULARY_SMALL
@@ -560,7 +554,8 @@ def test_attaching_twice_and_detaching_nothing_are_errors() -> None:
 def test_a_refused_attach_leaves_the_model_as_it_was() -> None:
     model, ids = host("bert"), tokens(1, 5)
     before, want = snapshot(model), first(model(ids))
-    for name, wrong in (("shaww", {}), ("shaw", {"clipp": 3}), ("shaw", {"clip": 0})):
+    wrongs: list[tuple[str, dict[str, Any]]] = [("shaww", {}), ("shaw", {"clipp": 3}), ("shaw", {"clip": 0})]
+    for name, wrong in wrongs:
         with pytest.raises(ValueError, match="shaw"):
             locant.hf.attach(model, name, **wrong)
     assert snapshot(model)[0] == before[0] and torch.equal(first(model(ids)), want)
@@ -619,7 +614,7 @@ def test_gradient_checkpointing_gives_equal_gradients_or_is_refused() -> None:
     want, got = gradients(False), gradients(True)
     assert want.keys() == got.keys()
     assert all(torch.allclose(got[n], g, atol=1e-6) for n, g in want.items())
-    with pytest.raises(RuntimeError, match="t5: what all layers share .* use_reentrant=False"):
+    with pytest.raises(RuntimeError, match=r"t5: what all layers share .* use_reentrant=False"):
         gradients(True, reentrant=True)
 
 
@@ -653,4 +648,4 @@ def test_an_encoding_may_read_the_input_of_its_layer() -> None:
         model, gate = host(family), Gate()
         locant.hf.attach(model, gate)
         model(tokens(2, 5))
-        assert gate.seen.shape == (2, 5, attachments(model)[0][2].spec.sizes["model_dim"]), family
+        assert gate.seen.shape == (2, 5, attached(model).spec.sizes["model_dim"]), family

@@ -8,25 +8,14 @@ from typing import Any
 import pytest
 import torch
 import transformers as T
-from torch import nn
 from transformers.cache_utils import DynamicCache, StaticCache
 
 import locant
 import locant.hf
 from locant.hf import entrance
-from locant.hf.attachment import attachments
-from tests.hf_models import HOSTS, LLAMA_SIZES, ROWS, first, host, stir, tokens
+from tests.hf_models import HOSTS, LLAMA_SIZES, ROWS, attached, first, host, noisy, stir, tokens
 
 CAUSAL = ["gpt2", "llama"]
-SAMPLE = ["none", "absolute", "shaw", "tupe_r", "t5", "rope", "xlnet", "huang_m4", "bert_ad", "deberta", "tisa"]
-
-
-def noisy(model: nn.Module, name: str, seed: int = 3, **options: Any) -> nn.Module:
-    torch.manual_seed(seed)
-    locant.hf.attach(model, name, **options)
-    for _, _, attachment in attachments(model):
-        stir(attachment, seed)
-    return model
 
 
 def padded(ids: torch.Tensor, left: int, right: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,7 +40,7 @@ def test_padding_on_either_side_changes_no_real_token(family: str, name: str) ->
         got = first(model(more, attention_mask=mask))[:, left : left + 7]
         assert close(got, want), (left, right)
         loose = first(model(more))[:, left : left + 7]
-        assert (left == 0 and family in CAUSAL) or not close(loose, want, 1e-3), "padding had no effect, so nothing was tested"
+        assert (left == 0 and family in CAUSAL) or not close(loose, want, 1e-3), "padding had no effect"
 
 
 @pytest.mark.parametrize("name", locant.names())
@@ -140,10 +129,10 @@ def test_ids_of_the_wrong_shape_or_range_are_errors() -> None:
         model(tokens(1, 5), position_ids=torch.arange(5)[None] + ROWS)
 
 
-# --- caches -------------------------------------------------------------------------------------------------------------
+# --- caches -----------------------------------------------------------------------------------------------------------
 
 
-def decode(model: nn.Module, ids: torch.Tensor, chunk: int, cache: Any, mask: torch.Tensor | None = None) -> torch.Tensor:
+def decode(model: Any, ids: torch.Tensor, chunk: int, cache: Any, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Logits of a pass in chunks, with a cache."""
     parts = []
     for start in range(0, ids.shape[1], chunk):
@@ -182,7 +171,7 @@ def test_decoding_of_left_padded_rows_equals_their_own_runs(family: str, name: s
 @pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("family", CAUSAL)
 @pytest.mark.parametrize("name", ["absolute", "shaw", "tupe_r", "rope"])
-def test_generating_from_unequal_prompts_equals_generating_one_by_one(family: str, name: str, cache: str | None) -> None:
+def test_generating_from_unequal_prompts_equals_one_by_one(family: str, name: str, cache: str | None) -> None:
     model = noisy(host(family), name)
     short, long = tokens(1, 3, seed=1), tokens(1, 7, seed=2)
     batch, mask = padded(short, 4, 0)
@@ -278,13 +267,14 @@ def test_a_sliding_window_of_the_host_stays() -> None:
     noisy(model, "shaw")
     weights = model(tokens(1, 8), use_cache=False, output_attentions=True).attentions[0]
     offsets = torch.arange(8)[None] - torch.arange(8)[:, None]
-    assert not weights[..., (offsets > 0) | (offsets <= -3)].any() and weights[..., (offsets <= 0) & (offsets > -3)].all()
+    seen = (offsets <= 0) & (offsets > -3)
+    assert not weights[..., ~seen].any() and weights[..., seen].all()
 
 
 def test_the_fast_path_is_kept_without_left_padding() -> None:
     model, ids = noisy(host("bert"), "shaw"), tokens(2, 6)
     seen: list[bool] = []
-    stack = attachments(model)[0][2].stack
+    stack = attached(model).stack
     inner = stack.prepare
     stack.prepare = lambda p: (seen.append(p.contiguous), inner(p))[1]  # pyright: ignore
     mask = torch.ones_like(ids)

@@ -1,7 +1,7 @@
 """Attach a position encoding to a Hugging Face model in place, and detach it again.
 
-A stack of layers gets a submodule ``locant`` (the encodings) and a forward pre-hook, which computes the positions of the
-call and hands them to the attention modules as a keyword. What the host brings of its own is taken out, unless it is kept.
+A stack of layers gets a submodule ``locant`` (the encodings) and a forward pre-hook, which computes the positions of
+the call and hands them to the attention modules as a keyword. What the host brings of its own is taken out or kept.
 """
 
 from __future__ import annotations
@@ -9,75 +9,70 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from locant.backends import BACKENDS
-from locant.encoding import SIZES, Encoding, Stack, Sum, encoding_class, load, option_names, stack
-from locant.hf import entrance, interface
+from locant.encoding import SIZES, Encoding, Stack
+from locant.hf import interface
 from locant.hf.attachment import Attachment, Held, NoRotation, Nothing, Spec, attachments
-from locant.hf.families import FAMILIES, Site, embedding, find_sites, size
-from locant.hf.interface import NAME, Route
+from locant.hf.build import build, host_sizes, is_named, spare_rows, table_rows
+from locant.hf.families import FAMILIES, ROTARY_NAMES, TABLE_NAMES, Site, find_sites
+from locant.hf.hooks import enter, kernel_of, meet
+from locant.hf.interface import NAME
 
+Model = TypeVar("Model", bound=nn.Module)
 EncodingLike = str | Sequence[str] | Callable[[], Encoding] | Encoding | Stack
-FIELDS = {  # size: the public config fields that tell it
-    "num_heads": ("num_attention_heads", "num_heads", "n_heads", "n_head"),
-    "model_dim": ("hidden_size", "d_model", "dim", "n_embd"),
-    "head_dim": ("head_dim", "d_kv", "attention_head_size", "key_value_proj_dim"),
-    "max_length": ("max_position_embeddings", "n_positions"),
-}
-DEFAULT_LENGTH = 512  # max_length of hosts that have no limit of their own
 
 
 def attach(
-    model: nn.Module,
+    model: Model,
     encoding: EncodingLike,
     *,
     keep_absolute: bool = False,
     share_layers: bool | None = None,
     backend: str = "auto",
     **options: Any,
-) -> nn.Module:
+) -> Model:
     """Give every self-attention layer of a Hugging Face model a position encoding, in place; returns the model.
 
     ``encoding``: a name (``"a+b"`` composes), one name for each layer, an `Encoding`, or a `Stack`. Sizes (num_heads,
     head_dim, model_dim, max_length, causal) are read from the model; ``options`` override them and go to the encoding.
-    What the host brings of its own (absolute table, rotary positions, T5's bias) is switched off, and its parameters leave
-    the model, unless ``keep_absolute=True`` keeps it as it is. Models with several stacks (T5) get one attachment for each.
-    Initial values are drawn from torch's global generator.
+    What the host brings of its own (absolute table, rotary positions, T5's bias) is switched off, and its parameters
+    leave the model, unless ``keep_absolute=True`` keeps it as it is. Models with several stacks (T5) get one attachment
+    for each. Initial values are drawn from torch's global generator.
 
     In attached models ``position_ids`` count from 0 (ids that restart at 0, without a mask, are packed documents),
     ``positions=`` takes a `Positions`, and ``document_ids=`` keeps packed documents apart. Without ids they are counted
-    over a 2-D ``attention_mask`` (eager on the CPU, the mask is looked at once, so that batches without left padding keep
-    the fast path). ``output_attentions=True`` returns the weights, computed by the reference backend.
+    over a 2-D ``attention_mask`` (eager on the CPU, the mask is looked at once, so that batches without left padding
+    keep the fast path). ``output_attentions=True`` returns the weights, computed by the reference backend.
     Raises: ValueError for a model without known attention, one that is attached already, sizes it does not tell, and
     whatever the encoding refuses.
     """
     there = attachments(model)
     if there:
         raise ValueError(
-            f"attach: {type(model).__name__} already has {there[0][2].stack.name!r} attached; call locant.hf.detach(model) first"
+            f"attach: {type(model).__name__} already has {there[0][2].stack.name!r} attached; "
+            "call locant.hf.detach(model) first"
         )
     if backend not in ("auto", *BACKENDS):
         raise ValueError(
             f"attach: unknown backend {backend!r}; choose 'auto' or one of {', '.join(map(repr, BACKENDS))}"
         )
     sites = find_sites(model)
-    if len(sites) > 1 and not _named(encoding):
+    if len(sites) > 1 and not is_named(encoding):
         raise ValueError(
-            f"attach: {type(model).__name__} has {len(sites)} stacks of layers ({', '.join(s.path for s in sites)}), which "
-            f"cannot share one {type(encoding).__name__}; give its name, or attach to each stack"
+            f"attach: {type(model).__name__} has {len(sites)} stacks of layers ({', '.join(s.path for s in sites)}), "
+            f"which cannot share one {type(encoding).__name__}; give its name, or attach to each stack"
         )
     prepared = []
     for site in sites:
         sizes = {**host_sizes(site, options), **{k: v for k, v in options.items() if k in SIZES}}
         chosen = {k: v for k, v in options.items() if k not in SIZES}
-        built = _build(site, encoding, share_layers, sizes, chosen, "model_dim" in options)
-        names = encoding if isinstance(encoding, str) else tuple(encoding) if _named(encoding) else None  # pyright: ignore
-        spec = Spec(names, options, share_layers, keep_absolute, backend, sizes)
+        built = build(site, encoding, share_layers, sizes, chosen, "model_dim" in options)
+        spec = Spec(_names(encoding), options, share_layers, keep_absolute, backend, sizes)
         prepared.append((site, built, spec, [] if keep_absolute else _stand_ins(site)))
     interface.register()
     _give_own_configs(model, sites)
@@ -86,7 +81,7 @@ def attach(
     return model
 
 
-def detach(model: nn.Module) -> nn.Module:
+def detach(model: Model) -> Model:
     """Take the encodings out again and put back what the host had, bit for bit; returns the model.
 
     Raises: ValueError where nothing is attached.
@@ -115,118 +110,10 @@ def detach(model: nn.Module) -> nn.Module:
     return model
 
 
-# --- building -----------------------------------------------------------------------------------------------------------
-
-
-def _named(encoding: EncodingLike) -> bool:
-    return isinstance(encoding, str) or (isinstance(encoding, Sequence) and all(isinstance(n, str) for n in encoding))
-
-
-def host_sizes(site: Site, given: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Sizes of one stack of layers, from public config fields or its attention modules.
-
-    Raises: ValueError for a size that neither tells and that is not given.
-    """
-    given = given or {}
-    attention = site.attention[0][1]
-    config = getattr(site.module, "config", None) or getattr(attention, "config", None)
-    sizes: dict[str, Any] = {k: given[k] for k in SIZES if k in given}
-    for name in ("num_heads", "model_dim"):
-        if sizes.get(name) is None:
-            found = size(config, FIELDS[name]) or size(attention, FIELDS[name])
-            if found is None:
-                raise ValueError(
-                    f"attach: {type(site.module).__name__} does not tell {name} (looked for {', '.join(FIELDS[name])} in its "
-                    f"config); give {name}=..."
-                )
-            sizes[name] = found
-    if sizes.get("head_dim") is None:
-        told = size(config, FIELDS["head_dim"]) or size(attention, FIELDS["head_dim"])
-        sizes["head_dim"] = told or sizes["model_dim"] // sizes["num_heads"]
-    if sizes.get("max_length") is None:
-        sizes["max_length"] = _host_length(site, config)
-    sizes.setdefault("causal", bool(getattr(attention, "is_causal", False)))
-    return sizes
-
-
-def _host_length(site: Site, config: Any) -> int:
-    rows = table_rows(site)
-    if rows is None:
-        rows = size(config, FIELDS["max_length"]) or DEFAULT_LENGTH + spare_rows(site)
-    return rows - spare_rows(site)
-
-
-def table_rows(site: Site) -> int | None:
-    """Rows of the host's own position table, if it has one."""
-    path = next((path for kind, path in site.own if kind == "table"), None)
-    table = None if path is None else site.module.get_submodule(path)
-    return table.num_embeddings if isinstance(table, nn.Embedding) else None
-
-
-def spare_rows(site: Site) -> int:
-    """Rows of the table before position 0: padding_idx + 1 for RoBERTa and its kin, the offset of OPT and BART."""
-    path = next((path for kind, path in site.own if kind == "table"), None)
-    table = None if path is None else site.module.get_submodule(path)
-    if isinstance(table, nn.Embedding):
-        return int(getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1)
-    pad = getattr(getattr(site.module, "config", None), "pad_token_id", None)
-    return pad + 1 if site.family.padded_rows and isinstance(pad, int) else 0
-
-
-def _build(
-    site: Site, encoding: Any, share_layers: bool | None, sizes: dict[str, Any], options: dict[str, Any], forced: bool
-) -> Stack:
-    count = len(site.attention)
-    runs = size(getattr(site.module, "config", None), ("num_hidden_layers",)) or count
-    if share_layers is False and runs > count:
-        raise ValueError(
-            f"attach: {type(site.module).__name__} runs {runs} layers through {count} attention module(s), so layers share "
-            "their encoding as they share their weights; leave out share_layers=False"
-        )
-    if isinstance(encoding, Stack):
-        if len(encoding) != count:
-            raise ValueError(
-                f"attach: the stack has {len(encoding)} layers but {type(site.module).__name__} has {count}"
-            )
+def _names(encoding: EncodingLike) -> str | tuple[str, ...] | None:
+    if isinstance(encoding, str):
         return encoding
-    if isinstance(encoding, Encoding) or not _named(encoding):
-        return stack(encoding, count, share_layers=share_layers)
-    table = embedding(site.module) if site.embeds else None
-    width = getattr(table, "embedding_dim", sizes["model_dim"])
-    names = [encoding] if isinstance(encoding, str) else list(encoding)
-    inputs = [name for name in names if any(_embeds(part) for part in _parts(name))]
-    if forced or width == sizes["model_dim"] or not inputs:
-        return stack(encoding, count, share_layers=share_layers, **sizes, **options)
-    if not isinstance(encoding, str):
-        raise ValueError(
-            f"attach: {type(site.module).__name__} embeds tokens with width {width} but its layers have "
-            f"{sizes['model_dim']}; layers of different kinds cannot use {inputs[0]!r} there, give one name"
-        )
-    return stack(lambda: _load(encoding, sizes, width, options), count, share_layers=share_layers)
-
-
-def _parts(name: str) -> list[str]:
-    return [part.strip() for part in name.split("+")]
-
-
-def _embeds(name: str) -> bool:
-    return encoding_class(name).embed is not Encoding.embed
-
-
-def _load(name: str, sizes: dict[str, Any], width: int, options: dict[str, Any]) -> Encoding:
-    """Where tokens are embedded with another width than layers have (ELECTRA, ALBERT), encodings of the input get that."""
-    parts = _parts(name)
-    if len(parts) == 1:
-        return load(name, **{**sizes, **({"model_dim": width} if _embeds(name) else {})}, **options)
-    for option in options:
-        if not any(option in option_names(part) for part in parts):
-            raise ValueError(f"{name}: no part takes the option {option!r}={options[option]!r}")
-    return Sum(
-        *(_load(part, sizes, width, {k: v for k, v in options.items() if k in option_names(part)}) for part in parts)
-    )
-
-
-# --- changing the host --------------------------------------------------------------------------------------------------
+    return tuple(encoding) if is_named(encoding) else None  # pyright: ignore[reportReturnType, reportArgumentType]
 
 
 def _parent(root: nn.Module, path: str) -> tuple[nn.Module, str]:
@@ -238,8 +125,8 @@ def _stand_ins(site: Site) -> list[tuple[str, str, nn.Module]]:
     """(kind, path, module) that takes the place of each thing the host brings of its own."""
     if not site.own and site.embeds and site.family not in FAMILIES:
         raise ValueError(
-            f"attach: {type(site.module).__name__} has no positions of its own that locant knows how to switch off (looked for "
-            "modules called position_embeddings, embed_positions, wpe, rotary_emb); keep_absolute=True leaves it as it is"
+            f"attach: {type(site.module).__name__} has no positions of its own that locant could switch off (looked for "
+            f"modules called {', '.join(TABLE_NAMES + ROTARY_NAMES)}); keep_absolute=True leaves it as it is"
         )
     found = []
     for kind, path in site.own:
@@ -260,14 +147,9 @@ def _no_rotation(site: Site, path: str, module: nn.Module) -> NoRotation:
         return NoRotation(width)
     except Exception as error:
         raise ValueError(
-            f"attach: {path} of {type(site.module).__name__} is no rotary module locant knows (called with x and position_ids "
-            f"it gave {type(error).__name__}: {error}); keep_absolute=True leaves it as it is"
+            f"attach: {path} of {type(site.module).__name__} is no rotary module locant knows (called with x and "
+            f"position_ids it gave {type(error).__name__}: {error}); keep_absolute=True leaves it as it is"
         ) from error
-
-
-def kernel_of(config: Any) -> str | None:
-    """The attention implementation a config asks for."""
-    return getattr(config, "_attn_implementation", None)
 
 
 def _set_kernel(config: Any, kernel: str | None) -> None:
@@ -317,106 +199,3 @@ def _remove_hooks(module: nn.Module) -> None:
         if hook in (enter, meet):
             del module._forward_pre_hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
-
-
-# --- during a forward ---------------------------------------------------------------------------------------------------
-
-
-def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
-    """Before a stack: positions, what layers share, the input embedding; all of it read from the module itself."""
-    attachment: Attachment = module.locant  # pyright: ignore[reportAssignmentType]
-    arguments = {**dict(zip(attachment.parameter_names, args, strict=False)), **kwargs}
-    config = getattr(module, "config", None)
-    if config is not None and kernel_of(config) != NAME:
-        raise RuntimeError(
-            f"attach: the attention implementation of {type(module).__name__} was set to {kernel_of(config)!r} after attaching, "
-            f"which would leave out {attachment.stack.name!r}; call locant.hf.detach(model) first, or set it to {NAME!r}"
-        )
-    at = entrance.arrival(arguments)
-    given_ids = arguments.get("position_ids")
-    documents = arguments.get("document_ids")
-    positions = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
-    positions = attachment.stack.prepare(positions)
-    _check_kept(attachment, at, positions)
-    if "position_ids" in attachment.parameter_names:
-        _tell_host(module, attachment, arguments, at, given_ids, documents, positions)
-    if (
-        given_ids is not None
-        and attachment.spec.sizes["causal"]
-        and arguments.get("attention_mask") is None
-        and at.fresh
-    ):
-        # documents are kept apart by their ids here; without a mask, the host would guess them from gaps in the ids
-        arguments["attention_mask"] = torch.ones(at.batch, at.new, dtype=torch.long, device=at.device)
-    if attachment.bare:
-        _mask_for_bare(arguments)
-    if attachment.embeds:
-        _embed(module, attachment, arguments, positions)
-    weights = arguments.get("output_attentions")
-    weights = getattr(config, "output_attentions", False) if weights is None else weights
-    arguments[NAME] = attachment.route(positions, bool(weights))
-    return (), arguments
-
-
-def _check_kept(attachment: Attachment, at: entrance.Arrival, positions: Any) -> None:
-    if attachment.kept_rows is None or not isinstance(at.past, int):
-        return
-    limit, length = attachment.kept_rows - attachment.spare_rows, at.past + at.new
-    if length > limit:
-        raise ValueError(
-            f"attach: the kept table of {attachment.family.name} has {limit} positions but the input reaches {length}; "
-            f"truncate to {limit} tokens, or attach without keep_absolute"
-        )
-
-
-def _tell_host(
-    module: nn.Module,
-    attachment: Attachment,
-    arguments: dict[str, Any],
-    at: entrance.Arrival,
-    given_ids: Tensor | None,
-    documents: Tensor | None,
-    positions: Any,
-) -> None:
-    """The host's own ``position_ids``: for a kept table by its own rule, else such that no buffer of it is too short."""
-    if attachment.feeds_zeros:
-        arguments["position_ids"] = torch.zeros(1, at.new, dtype=torch.long, device=at.device)
-    elif attachment.kept_rows is None or given_ids is not None:
-        return
-    elif documents is not None:
-        ids = positions.query + attachment.spare_rows
-        arguments["position_ids"] = ids if ids.dim() == 2 else ids[None]
-    elif attachment.spare_rows and attachment.embeds and arguments.get("input_ids") is not None:
-        rule = module.embeddings.create_position_ids_from_input_ids  # pyright: ignore[reportAttributeAccessIssue]
-        arguments["position_ids"] = rule(arguments["input_ids"], attachment.spare_rows - 1, at.past)
-
-
-def _mask_for_bare(arguments: dict[str, Any]) -> None:
-    """A bare encoder hands its mask to attention as it is: a padding mask [B J] becomes [B 1 1 J]."""
-    mask = arguments.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        arguments["attention_mask"] = mask[:, None, None, :].bool()
-
-
-def _embed(module: nn.Module, attachment: Attachment, arguments: dict[str, Any], positions: Any) -> None:
-    if attachment.bare:
-        arguments["hidden_states"] = attachment.stack.embed(arguments["hidden_states"], positions)
-        return
-    x = arguments.get("inputs_embeds")
-    if x is None:
-        table = embedding(module)
-        assert table is not None
-        x = table(arguments["input_ids"])
-        arguments["input_ids"] = None
-    arguments["inputs_embeds"] = attachment.stack.embed(x, positions)
-
-
-def meet(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Before an attention module: its input joins the route."""
-    route: Route | None = kwargs.get(NAME)
-    if route is None:
-        return None
-    x = args[0] if args else kwargs.get("hidden_states")
-    return args, {**kwargs, NAME: replace(route, x=x)}

@@ -1,4 +1,4 @@
-"""What `attach` puts into a stack of layers: the encodings, how they were asked for, and what they took the place of."""
+"""What `attach` puts into a stack of layers: the encodings, how they were asked for, what they replaced."""
 
 from __future__ import annotations
 

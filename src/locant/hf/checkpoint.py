@@ -1,4 +1,4 @@
-"""Save and load what an encoding added to a model: locant.json says how it was attached, locant.safetensors has its tensors."""
+"""Save and load what an encoding added to a model: how it was attached (locant.json) and its tensors (safetensors)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import locant
-from locant.hf.attach import attach, detach, host_sizes
+from locant.hf.attach import Model, attach, detach
 from locant.hf.attachment import Attachment, attachments
+from locant.hf.build import host_sizes
 from locant.hf.families import Site, find_sites
 
 RECORD, TENSORS, FORMAT = "locant.json", "locant.safetensors", 1
@@ -86,8 +87,8 @@ def _record(path: str, module: nn.Module, attachment: Attachment) -> dict[str, A
     spec = attachment.spec
     if spec.encoding is None:
         raise ValueError(
-            f"save: {attachment.stack.name!r} was attached as an object, which cannot be rebuilt from a name; attach it by "
-            "name with its options to save it, or keep attachment.state_dict() yourself"
+            f"save: {attachment.stack.name!r} was attached as an object, which cannot be rebuilt from a name; attach "
+            "it by name with its options to save it, or keep attachment.state_dict() yourself"
         )
     return {
         "path": path,
@@ -103,7 +104,7 @@ def _record(path: str, module: nn.Module, attachment: Attachment) -> dict[str, A
     }
 
 
-def load(base_model: nn.Module, directory: str | os.PathLike[str]) -> nn.Module:
+def load(base_model: Model, directory: str | os.PathLike[str]) -> Model:
     """Attach to a base model, in place, what `save` wrote; returns the model.
 
     The head of the model may be another one; the stacks of layers must be the same.
@@ -149,7 +150,8 @@ def _read(source: Path) -> list[dict[str, Any]]:
         record = json.loads(file.read_text(encoding="utf-8"))
         if record["format"] != FORMAT:
             raise ValueError(
-                f"load: {file} has format {record['format']} (locant {record.get('locant')}), this version reads {FORMAT}"
+                f"load: {file} has format {record['format']} (written by locant {record.get('locant')}), this version "
+                f"reads format {FORMAT}"
             )
         stacks = record["stacks"]
         for stack in stacks:

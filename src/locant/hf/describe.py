@@ -1,4 +1,4 @@
-"""Which position encoding is active in a model: per layer its name, parameters, sharing, trained length and what lies beyond."""
+"""Which position encoding is active in a model: name, parameters, sharing, trained length, what lies beyond."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from locant.encoding import Encoding
-from locant.hf.attach import host_sizes, spare_rows, table_rows
 from locant.hf.attachment import Attachment, attachments
+from locant.hf.build import host_sizes, spare_rows, table_rows
 from locant.hf.families import Site, find_sites
 
 BEYOND = {

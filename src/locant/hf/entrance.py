@@ -47,9 +47,10 @@ def arrival(arguments: dict[str, Any]) -> Arrival:
             shape = given.shape[: given.dim() - axes + 1]
             batch, new = int(shape.numel() // shape[-1]) if shape[-1] else 1, shape[-1]
             return _with_cache(arguments, batch, new, given.device)
+    given = ", ".join(name for name, value in arguments.items() if value is not None)
     raise ValueError(
-        f"attach: the model was called with {', '.join(k for k, v in arguments.items() if v is not None) or 'nothing'}; "
-        "input_ids, inputs_embeds or hidden_states are needed to know how many positions there are"
+        f"attach: the model was called with {given or 'nothing'}; input_ids, inputs_embeds or hidden_states are needed "
+        "to know how many positions there are"
     )
 
 
@@ -111,7 +112,7 @@ def _in_order(at: Arrival) -> Positions:
 
 
 def _plain_mask(mask: Tensor, at: Arrival) -> bool:
-    """Whether counting over the mask gives 0, 1, 2, ... for all real tokens: no padding, or padding at the right end only."""
+    """Whether counting over the mask gives 0, 1, 2, ... for the real tokens: no padding, or only on the right."""
     return _stored(at) is None and _readable(mask) and bool((mask[:, 1:] <= mask[:, :-1]).all())
 
 
@@ -120,12 +121,12 @@ def _count(mask: Tensor) -> Tensor:
 
 
 def _counted(mask: Tensor, at: Arrival) -> Positions:
-    """Ids counted over the mask of all keys, cached ones too; keys past the mask (not yet written) are masked anyway."""
+    """Ids counted over the mask of all keys, cached ones too; keys not yet written are masked anyway."""
     seen = mask.shape[-1]
     if isinstance(at.past, int) and seen != at.past + at.new and seen != at.keys:
         raise ValueError(
-            f"attach: the attention mask covers {seen} tokens but {at.past} cached and {at.new} new ones are attended to; "
-            f"give [{at.batch}, {at.past + at.new}]"
+            f"attach: the attention mask covers {seen} tokens but {at.past} cached and {at.new} new ones are attended "
+            f"to; give [{at.batch}, {at.past + at.new}]"
         )
     ids = _count(mask)
     query = ids[:, at.past : at.past + at.new] if isinstance(at.past, int) else ids[:, -at.new :]
@@ -139,7 +140,8 @@ def _counted(mask: Tensor, at: Arrival) -> Positions:
 def _packed(ids: Tensor | None, documents: Tensor, at: Arrival, trained: int) -> Positions:
     if not at.fresh:
         raise ValueError(
-            f"attach: document_ids came with a cache of {at.past} tokens; packed documents are read in one go, pass no cache"
+            f"attach: document_ids came with a cache of {at.past} tokens; packed documents are read in one go, so pass "
+            "no cache"
         )
     documents = documents if documents.dim() == 2 else documents[None]
     packed = Positions.packed(documents.to(at.device))
@@ -207,7 +209,7 @@ def _restarts(positions: Positions) -> Positions:
     return replace(positions, query_document=documents, key_document=documents)
 
 
-# --- ids of cached keys -------------------------------------------------------------------------------------------------
+# --- ids of cached keys -----------------------------------------------------------------------------------------------
 
 
 def _stored(at: Arrival) -> Tensor | None:

@@ -16,8 +16,8 @@ class Family:
 
     ``stacks``: classes that embed tokens and run layers. ``encoders``: classes that only run layers (a bare encoder).
     ``attention``: classes of self-attention. ``projections``: the query and key projections of an attention module, or
-    one fused module. ``table``, ``rotary``: the host's own positions, as paths below the stack; ``bias``: as a name below
-    an attention module. ``spare_rows``: rows of the table before position 0 (RoBERTa: padding_idx + 1), as a field.
+    one fused module. ``table``, ``rotary``: the host's own positions, as paths below the stack; ``bias``: as a name
+    below an attention module. ``padded_rows``: position 0 is row pad_token_id + 1 of the table (RoBERTa).
     """
 
     name: str
@@ -89,8 +89,8 @@ CROSS_NAMES = ("cross", "encoder_attn", "EncDecAttention")
 class Site:
     """One stack of layers found in a model: its path, the module, its family, its self-attention modules in order.
 
-    ``embeds``: whether the stack embeds tokens (a bare encoder does not). ``positions_found``: the host's own positions,
-    as (kind, path below the stack).
+    ``embeds``: whether the stack embeds tokens (a bare encoder does not). ``own``: the host's own positions, as (kind,
+    path below the stack).
     """
 
     path: str
@@ -170,7 +170,7 @@ def _own(
 
 
 def _generic_sites(model: nn.Module) -> Iterator[Site]:
-    """Families without a row: modules whose forward calls the interface, and the smallest stack that embeds for them."""
+    """Families without a row: modules whose forward calls the interface, below the smallest stack that embeds."""
     found: list[str] = []
     for path, module in sorted(model.named_modules(), key=lambda item: -item[0].count(".") if item[0] else 1):
         if not hasattr(module, "get_input_embeddings") or any(
@@ -212,10 +212,11 @@ def embedding(stack: nn.Module) -> nn.Module | None:
 def _nothing_found(model: nn.Module) -> str:
     attention = sorted({type(m).__name__ for _, m in model.named_modules() if "Attention" in type(m).__name__})
     without = f" It has {', '.join(attention[:4])}, which compute attention on their own." if attention else ""
+    names = ", ".join(name for family in FAMILIES for name in family.stacks + family.encoders)
     return (
         f"attach: {type(model).__name__} has no self-attention that locant can serve; looked for the families "
-        f"{', '.join(f.name for f in FAMILIES)} ({', '.join(s for f in FAMILIES for s in f.stacks + f.encoders)}) and for a "
-        "module with get_input_embeddings above modules whose forward calls ALL_ATTENTION_FUNCTIONS of transformers v5."
+        f"{', '.join(f.name for f in FAMILIES)} ({names}) and for a module with get_input_embeddings that takes "
+        "input_ids, above modules whose forward calls ALL_ATTENTION_FUNCTIONS of transformers v5."
         f"{without} Give a model of a known family, or one on the attention interface"
     )
 

@@ -1,4 +1,4 @@
-"""The attention function and the mask function that transformers calls in attached models, both registered as "locant"."""
+"""The attention function and the mask function that transformers calls in attached models, both called "locant"."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NAME = "locant"
 class Route:
     """What travels from a stack's entrance to its attention modules, as the keyword ``locant``.
 
-    ``encodings`` has one entry for each attention module, ``acts`` says whether it changes attention at all. ``x`` is the
-    input of the attention module, put in by its own hook. ``keeps_bias``: a bias of the host's own is added, not ignored.
+    ``encodings`` has one entry for each attention module, ``acts`` says whether it changes attention at all. ``x`` is
+    the input of the attention module, put in by its own hook. ``keeps_bias``: a bias of the host's own is added.
     """
 
     positions: Positions
@@ -171,8 +171,8 @@ def _grouped(query: Tensor, grouped: Tensor) -> Tensor:
 def _check_keys(module: nn.Module, key: Tensor, positions: Positions) -> None:
     if key.shape[2] != positions.num_keys:
         raise ValueError(
-            f"attach: {type(module).__name__} sees {key.shape[2]} keys but the positions cover {positions.num_keys}; a cache "
-            "that drops old keys (sliding window) is not supported, use a dynamic or static cache of full length"
+            f"attach: {type(module).__name__} sees {key.shape[2]} keys but the positions cover {positions.num_keys}; a "
+            "cache that drops old keys (sliding window) is not supported, use a dynamic or static cache of full length"
         )
 
 
@@ -201,7 +201,7 @@ def _slice(fused: Any, start: int, width: int, rows: Tensor) -> Tensor:
 
 
 def mask_function(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor | None:
-    """The host's mask as booleans [B 1 I J], True = may attend; None where nothing, or only causality, forbids a pair."""
+    """The host's mask as booleans [B 1 I J], True = may attend; None where nothing but causality forbids a pair."""
     if q_length not in (1, kv_length):
         kwargs["allow_is_causal_skip"] = False
     return sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)

@@ -1,0 +1,124 @@
+"""What happens in a forward of an attached model: a pre-hook on each stack of layers, and one on each attention module.
+
+Hooks are plain functions and read everything from the module they run on, so that copies of a model are independent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from locant.hf import entrance
+from locant.hf.attachment import Attachment
+from locant.hf.families import embedding
+from locant.hf.interface import NAME, Route
+from locant.positions import Positions
+
+
+def kernel_of(config: Any) -> str | None:
+    """The attention implementation a config asks for."""
+    return getattr(config, "_attn_implementation", None)
+
+
+def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+    """Before a stack: positions, what layers share, the input embedding; all of it read from the module itself."""
+    attachment: Attachment = module.locant  # pyright: ignore[reportAssignmentType]
+    arguments = {**dict(zip(attachment.parameter_names, args, strict=False)), **kwargs}
+    config = getattr(module, "config", None)
+    if config is not None and kernel_of(config) != NAME:
+        raise RuntimeError(
+            f"attach: the attention implementation of {type(module).__name__} was set to {kernel_of(config)!r} after "
+            f"attaching, which would leave out {attachment.stack.name!r}; call locant.hf.detach(model) first, or set "
+            f"it to {NAME!r}"
+        )
+    at = entrance.arrival(arguments)
+    given_ids = arguments.get("position_ids")
+    documents = arguments.get("document_ids")
+    positions = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
+    positions = attachment.stack.prepare(positions)
+    _check_kept(attachment, at, positions)
+    if "position_ids" in attachment.parameter_names:
+        _tell_host(module, attachment, arguments, at, given_ids, documents, positions)
+    if (
+        given_ids is not None
+        and attachment.spec.sizes["causal"]
+        and arguments.get("attention_mask") is None
+        and at.fresh
+    ):
+        # documents are kept apart by their ids here; without a mask, the host would guess them from gaps in the ids
+        arguments["attention_mask"] = torch.ones(at.batch, at.new, dtype=torch.long, device=at.device)
+    if attachment.bare:
+        _mask_for_bare(arguments)
+    if attachment.embeds:
+        _embed(module, attachment, arguments, positions)
+    weights = arguments.get("output_attentions")
+    weights = getattr(config, "output_attentions", False) if weights is None else weights
+    arguments[NAME] = attachment.route(positions, bool(weights))
+    return (), arguments
+
+
+def _check_kept(attachment: Attachment, at: entrance.Arrival, positions: Positions) -> None:
+    if attachment.kept_rows is None or not isinstance(at.past, int):
+        return
+    limit, length = attachment.kept_rows - attachment.spare_rows, at.past + at.new
+    if length > limit:
+        raise ValueError(
+            f"attach: the kept table of {attachment.family.name} has {limit} positions but the input reaches {length}; "
+            f"truncate to {limit} tokens, or attach without keep_absolute"
+        )
+
+
+def _tell_host(
+    module: nn.Module,
+    attachment: Attachment,
+    arguments: dict[str, Any],
+    at: entrance.Arrival,
+    given_ids: Tensor | None,
+    documents: Tensor | None,
+    positions: Positions,
+) -> None:
+    """The host's own ``position_ids``: by its own rule for a kept table, else such that no buffer is too short."""
+    if attachment.feeds_zeros:
+        arguments["position_ids"] = torch.zeros(1, at.new, dtype=torch.long, device=at.device)
+    elif attachment.kept_rows is None or given_ids is not None:
+        return
+    elif documents is not None:
+        ids = positions.query + attachment.spare_rows
+        arguments["position_ids"] = ids if ids.dim() == 2 else ids[None]
+    elif attachment.spare_rows and attachment.embeds and arguments.get("input_ids") is not None:
+        rule = module.embeddings.create_position_ids_from_input_ids  # pyright: ignore[reportAttributeAccessIssue]
+        arguments["position_ids"] = rule(arguments["input_ids"], attachment.spare_rows - 1, at.past)
+
+
+def _mask_for_bare(arguments: dict[str, Any]) -> None:
+    """A bare encoder hands its mask to attention as it is: a padding mask [B J] becomes [B 1 1 J]."""
+    mask = arguments.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        arguments["attention_mask"] = mask[:, None, None, :].bool()
+
+
+def _embed(module: nn.Module, attachment: Attachment, arguments: dict[str, Any], positions: Positions) -> None:
+    if attachment.bare:
+        arguments["hidden_states"] = attachment.stack.embed(arguments["hidden_states"], positions)
+        return
+    x = arguments.get("inputs_embeds")
+    if x is None:
+        table = embedding(module)
+        assert table is not None
+        x = table(arguments["input_ids"])
+        arguments["input_ids"] = None
+    arguments["inputs_embeds"] = attachment.stack.embed(x, positions)
+
+
+def meet(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Before an attention module: its input joins the route."""
+    route: Route | None = kwargs.get(NAME)
+    if route is None:
+        return None
+    x = args[0] if args else kwargs.get("hidden_states")
+    return args, {**kwargs, NAME: replace(route, x=x)}
