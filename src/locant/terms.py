@@ -99,6 +99,7 @@ class LogBucket(Rule):
     """Raffel et al. 2020: exact near, logarithmic far, saturating at ``max_distance``; the right half is offset > 0.
 
     With ``causal`` all buckets serve offsets <= 0 and offsets > 0 share bucket 0.
+    At the ends of buckets float32 arithmetic decides, as in the public code (float64 decides otherwise).
     """
 
     num_buckets: int = 32
@@ -126,7 +127,7 @@ class LogBucket(Rule):
         base = torch.zeros_like(offset) if self.causal else half * (offset > 0).to(offset.dtype)
         distance = (-offset).clamp(min=0) if self.causal else offset.abs()
         exact = half // 2
-        log = torch.log(distance.clamp(min=1).double() / exact) / math.log(self.max_distance / exact)
+        log = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
         far = (exact + (log * (half - exact)).to(offset.dtype)).clamp(max=half - 1)
         return base + torch.where(distance < exact, distance, far)
 
@@ -136,6 +137,7 @@ class SignedLogBucket(Rule):
     """He et al. 2021: row clamp(delta + size, 0, 2 size - 1), delta the query - key distance, logarithmic when far.
 
     ``max_distance=None`` leaves delta linear (first version). ``flip`` reads delta(j, i) instead of delta(i, j).
+    At the ends of buckets float32 arithmetic decides, as in the public code.
     """
 
     size: int
@@ -159,7 +161,8 @@ class SignedLogBucket(Rule):
         assert self.max_distance is not None
         middle = self.size // 2
         near = delta.abs() <= middle
-        log = torch.log(delta.abs().clamp(min=1).double() / middle) / math.log((self.max_distance - 1) / middle)
+        farthest = torch.tensor((self.max_distance - 1) / middle, dtype=torch.float32, device="cpu").log()
+        log = torch.log(delta.abs().clamp(min=1).float() / middle) / farthest
         far = middle + torch.ceil(log * (middle - 1)).to(delta.dtype)
         return torch.where(near, delta, delta.sign() * far)
 
@@ -357,7 +360,7 @@ class LowRankBias(Term):
     """f_i . g_j: a bias that factors into [B|1 H|1 I E] and [B|1 H|1 J E]; scaled by default."""
 
     query: Float[Tensor, "B2 H2 I E"]
-    key: Float[Tensor, "B2 H2 J E"]
+    key: Float[Tensor, "B3 H3 J E"]
     scaled: bool = True
     stage = "logits"
 
