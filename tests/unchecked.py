@@ -1,0 +1,23 @@
+"""Functions without the annotation checker, which refuses bad arguments before our own errors can: users do not run it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from locant.encoding import Encoding, encoding_class
+
+
+def unchecked(function: Any) -> Any:
+    """The function that the user's process runs; a classmethod stays bound to its class."""
+    if inspect.ismethod(function):
+        return inspect.unwrap(function.__func__).__get__(function.__self__)
+    return inspect.unwrap(function)
+
+
+def build(name: str, **options: Any) -> Encoding:
+    """An encoding built as in the user's process."""
+    cls = encoding_class(name)
+    encoding = cls.__new__(cls)
+    unchecked(cls.__init__)(encoding, **options)
+    return encoding
