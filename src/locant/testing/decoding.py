@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+import itertools
 
+import torch
+from torch import Tensor
+
+from locant.encoding import Encoding
 from locant.positions import Positions
-from locant.testing.case import Case, Scene, gaps
+from locant.testing.case import Case, Host, Scene, gaps
 from locant.testing.exactness import able, gradients
 from locant.testing.verdict import Verdict
 
@@ -17,8 +21,8 @@ def check_cache(case: Case) -> None:
     verdict = Verdict(case.id, "cache")
     encoding, host = case.build(), case.host()
     x = case.random(2, LENGTH, case.model_dim, seed=8)
+    full = host(encoding, x, Positions.arange(LENGTH), causal=True, backend="reference")
     for backend in able(case, encoding, host):
-        full = host(encoding, x, Positions.arange(LENGTH), causal=True, backend=backend)
         for chunk in (1, 2, 3):
             cached, outs = x[:, :0], []
             for start in range(0, LENGTH, chunk):
@@ -30,6 +34,11 @@ def check_cache(case: Case) -> None:
             verdict.close(f"output by chunks of {chunk} ({backend})", torch.cat(outs, 2), full, 1e-11)
 
 
+def _alone(encoding: Encoding, host: Host, x: Tensor, causal: bool) -> Tensor:
+    """The output [H N D] of one row run by itself."""
+    return host(encoding, x, Positions.arange(x.shape[1]), causal=causal, backend="reference")[0]
+
+
 def check_padding(case: Case) -> None:
     """Padding on the left, on the right or in holes changes no real token, causal or not, in a batch of unequal rows."""
     verdict = Verdict(case.id, "padding")
@@ -39,18 +48,16 @@ def check_padding(case: Case) -> None:
         "left": [[0] * 4 + [1] * 5, [0] + [1] * 8],
         "holes": [[1, 1, 0, 0, 1, 1, 0, 1, 0], [1, 1, 1, 0, 1, 1, 1, 1, 1]],
     }
-    for side, rows in masks.items():
-        mask = torch.tensor(rows, dtype=torch.bool)
-        x = case.random(2, LENGTH, case.model_dim, seed=8)
-        for backend in able(case, encoding, host):
-            for causal in (False, True):
-                out = host(
-                    encoding, x, Positions.from_mask(mask), mask=mask[:, None, None], causal=causal, backend=backend
-                )
-                for b, real in enumerate(mask):
-                    alone = x[b : b + 1, real]
-                    want = host(encoding, alone, Positions.arange(alone.shape[1]), causal=causal, backend=backend)
-                    verdict.close(f"row {b}, {side}, causal={causal}, {backend}", out[b, :, real], want[0], 1e-11)
+    x = case.random(2, LENGTH, case.model_dim, seed=8)
+    backends = able(case, encoding, host)
+    for side, causal in itertools.product(masks, (False, True)):
+        mask = torch.tensor(masks[side], dtype=torch.bool)
+        alone = [_alone(encoding, host, x[b : b + 1, real], causal) for b, real in enumerate(mask)]
+        how = {"mask": mask[:, None, None], "causal": causal}
+        for backend in backends:
+            out = host(encoding, x, Positions.from_mask(mask), backend=backend, **how)
+            for b, real in enumerate(mask):
+                verdict.close(f"row {b}, {side}, causal={causal}, {backend}", out[b, :, real], alone[b], 1e-11)
 
 
 def check_packing(case: Case) -> None:
@@ -59,16 +66,15 @@ def check_packing(case: Case) -> None:
     encoding, host = case.build(), case.host()
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 5, 4, 4]])
     x = case.random(2, LENGTH, case.model_dim, seed=8)
-    for backend in able(case, encoding, host):
-        for causal in (False, True):
+    backends = able(case, encoding, host)
+    places = [(b, row == document) for b, row in enumerate(documents) for document in row.unique()]
+    for causal in (False, True):
+        alone = [_alone(encoding, host, x[b : b + 1, own], causal) for b, own in places]
+        for backend in backends:
             out = host(encoding, x, Positions.packed(documents), causal=causal, backend=backend)
-            for b, row in enumerate(documents):
-                for document in row.unique():
-                    own = row == document
-                    alone = x[b : b + 1, own]
-                    want = host(encoding, alone, Positions.arange(alone.shape[1]), causal=causal, backend=backend)
-                    where = f"row {b}, document {int(document)}, causal={causal}, {backend}"
-                    verdict.close(where, out[b, :, own], want[0], 1e-11)
+            for (b, own), want in zip(places, alone, strict=True):
+                where = f"row {b}, document at {own.nonzero()[0].item()}, causal={causal}, {backend}"
+                verdict.close(where, out[b, :, own], want, 1e-11)
 
 
 def check_explicit_ids(case: Case) -> None:
