@@ -374,6 +374,8 @@ def stack(
     (the default is each encoding's ``properties.layers``). An encoding that acts on the input embedding is always
     shared. Raises: ValueError for unknown names and options, or a sequence of another length.
     """
+    if num_layers < 1:
+        raise ValueError(f"stack: got num_layers={num_layers}; a model has 1 layer or more")
     if isinstance(encoding, Encoding):
         if share_layers is False:
             raise ValueError(
