@@ -29,8 +29,8 @@ import locant.hf
 from locant.hf.attachment import attachments
 from tests.golden.cases import ATOL, Case, Comparison
 from tests.golden.registry import Check
+from tests.golden.rotary_alibi_t5 import T5_ATOL
 
-T5_ATOL = 3e-5
 ATTACHED: dict[tuple[str, str], Check] = {}
 
 

@@ -11,6 +11,8 @@ Check = Callable[[Case], Iterator[Comparison]]
 CHECKS: dict[tuple[str, str], Check] = {}
 OUT_OF_REACH: dict[tuple[str, str], tuple[str, ...]] = {}
 
+LATER = ("attentions.[1-9]*", "last_hidden_state*")  # what layers after the first return
+
 _FIELD = "comes with the issue on the rest of the field"
 _ANALYSIS = "come with the analysis issue"
 SKIPPED = {

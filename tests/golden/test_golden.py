@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.golden import hosts, modules, untied  # noqa: F401  (they register their checks)
+from tests.golden import hosts, modules, rotary_alibi_t5, untied  # noqa: F401  (they register their checks)
 from tests.golden.attached import ATTACHED
 from tests.golden.cases import Case, Comparison, find_cases
 from tests.golden.faults import number_queries_backwards, turn_the_sign_of_offsets
