@@ -125,8 +125,8 @@ def _stand_ins(site: Site) -> list[tuple[str, str, nn.Module]]:
     """(kind, path, module) that takes the place of each thing the host brings of its own."""
     if not site.own and site.embeds and site.family not in FAMILIES:
         raise ValueError(
-            f"attach: {type(site.module).__name__} has no positions of its own that locant could switch off (looked for "
-            f"modules called {', '.join(TABLE_NAMES + ROTARY_NAMES)}); keep_absolute=True leaves it as it is"
+            f"attach: {type(site.module).__name__} has no positions of its own that locant could switch off (looked "
+            f"for modules called {', '.join(TABLE_NAMES + ROTARY_NAMES)}); keep_absolute=True leaves it as it is"
         )
     found = []
     for kind, path in site.own:
