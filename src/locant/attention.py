@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from locant.backends import BACKENDS, PREFERENCE, Call
+from locant.backends import BACKENDS, Call, preference
 from locant.positions import Positions
 from locant.terms import Operands, Term
 
@@ -76,7 +76,7 @@ def _choose(call: Call, backend: str) -> Explanation:
         raise ValueError(f"unknown backend {backend!r}; choose 'auto' or one of {', '.join(map(repr, BACKENDS))}")
     refused = {name: why for name in BACKENDS if (why := BACKENDS[name].refuses(call)) is not None}
     if backend == "auto":
-        return Explanation(next(name for name in PREFERENCE if name not in refused), refused)
+        return Explanation(next(name for name in preference(call) if name not in refused), refused)
     if backend in refused:
         raise ValueError(f"backend {backend!r} cannot: {refused[backend]}; use backend='auto' or 'reference'")
     return Explanation(backend, refused)

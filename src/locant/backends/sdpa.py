@@ -1,7 +1,7 @@
 """Terms that are a sum of biases, handed to PyTorch's scaled_dot_product_attention as one additive mask.
 
-Where the positions are contiguous and a rule reads only the offset, a bias is laid out by diagonals (one product with
-the rows an offset can take, then a relative shift) instead of a gather over pairs.
+Where the positions are contiguous and a rule reads only the offset, a learned bias is laid out by diagonals (the
+numbers of all offsets, then a relative shift) instead of a gather over pairs.
 """
 
 from __future__ import annotations
@@ -41,29 +41,19 @@ def _shift(wide: Tensor, num_keys: int) -> Tensor:
     return flat.unflatten(-1, (num_queries, width))[..., :num_keys]
 
 
-def _diagonal(term: RelativeBias | RelativeQuery | RelativeKey, operands: Operands) -> Tensor:
-    """The bias of a term whose rule reads only the offset, on contiguous positions."""
+def _diagonal(term: RelativeBias, operands: Operands) -> Tensor:
+    """The bias of a rule that reads only the offset, on contiguous positions."""
     num_queries, num_keys = operands.positions.num_queries, operands.positions.num_keys
     rows = _offset_rows(term.rule, num_queries, num_keys, term.table.device)  # [I + J - 1]
-    table = term.table.to(operands.q.dtype)
-    if isinstance(term, RelativeBias):
-        wide = table[:, rows][:, None].expand(-1, num_queries, -1)
-        return operands.scaled(_shift(wide, num_keys)[None], term.scaled)
-    table = table.index_select(1, rows)
-    if isinstance(term, RelativeQuery):
-        wide = operands.scaled(operands.q, term.scaled) @ table.transpose(-1, -2)
-        return _shift(wide, num_keys)
-    wide = operands.k @ table.flip(1).transpose(-1, -2)
-    return operands.scaled(_shift(wide, num_queries).transpose(-1, -2), term.scaled)
+    wide = term.table.to(operands.q.dtype)[:, rows][:, None].expand(-1, num_queries, -1)
+    return operands.scaled(_shift(wide, num_keys)[None], term.scaled)
 
 
 def bias(call: Call) -> Tensor | None:
     """The sum of all terms, [B|1 H|1 I J]; None without terms."""
     operands, total = call.operands, None
     for term in call.terms:
-        if isinstance(term, RelativeBias | RelativeQuery | RelativeKey) and (
-            operands.positions.contiguous and term.rule.offset_only
-        ):
+        if isinstance(term, RelativeBias) and operands.positions.contiguous and term.rule.offset_only:
             addend = _diagonal(term, operands)
         else:
             addend = term.apply(operands)  # pyright: ignore[reportAttributeAccessIssue]
