@@ -11,7 +11,7 @@ from locant import Positions, attention, explain
 from locant.backends import BACKENDS
 from locant.terms import Clip, LogitMap, PairBias, RelativeBias, RelativeGate, RelativeKey, RelativeQuery, RelativeValue
 
-B, H, I, J, D, E = 2, 3, 7, 11, 8, 5
+B, H, Q, J, D, E = 2, 3, 7, 11, 8, 5
 ALL = tuple(BACKENDS)
 
 
@@ -19,7 +19,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def operands(num_queries: int = I, num_keys: int = J) -> tuple[torch.Tensor, ...]:
+def operands(num_queries: int = Q, num_keys: int = J) -> tuple[torch.Tensor, ...]:
     return normal(B, H, num_queries, D, seed=1), normal(B, H, num_keys, D, seed=2), normal(B, H, num_keys, E, seed=3)
 
 
@@ -40,24 +40,24 @@ def test_plain_attention_is_the_textbook_line(backend):
 
 
 @pytest.mark.parametrize("backend", ALL)
-@pytest.mark.parametrize("shape", [(B, 1, 1, J), (1, H, I, 1), (I, J), (J,), (H, 1, J), (B, H, I, J)], ids=str)
+@pytest.mark.parametrize("shape", [(B, 1, 1, J), (1, H, Q, 1), (Q, J), (J,), (H, 1, J), (B, H, Q, J)], ids=str)
 def test_masks_of_every_broadcastable_shape(backend, shape):
     q, k, v = operands()
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(5)) < 0.6
     mask.view(-1)[0] = False
     for terms in ((), (bias(),)):
         have = attention(q, k, v, terms, mask=mask, backend=backend)
-        full = mask.expand(B, H, I, J)
+        full = mask.expand(B, H, Q, J)
         logits = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(D)
         if terms:
-            logits = logits + bias().pairs(Positions.arange(I, J))
+            logits = logits + bias().pairs(Positions.arange(Q, J))
         weights = logits.exp() * full
         total = weights.sum(-1, keepdim=True)
         same(have, torch.where(total > 0, weights / total.clamp(min=1e-300), 0) @ v)
 
 
 @pytest.mark.parametrize("backend", ALL)
-@pytest.mark.parametrize("sizes", [(I, J), (1, J), (J, J)], ids=str)
+@pytest.mark.parametrize("sizes", [(Q, J), (1, J), (J, J)], ids=str)
 def test_causality_is_decided_once_and_holds_beside_a_mask(backend, sizes):
     # https://github.com/huggingface/transformers/issues/36150: is_causal without effect when a mask is passed
     q, k, v = operands(*sizes)
@@ -86,7 +86,7 @@ def test_documents_are_kept_apart_on_every_backend(backend):
 
 @pytest.mark.parametrize("backend", ALL)
 def test_fewer_key_heads_are_shared_by_groups_of_query_heads(backend):
-    q, k, v = normal(B, 6, I, D, seed=1), normal(B, 2, J, D, seed=2), normal(B, 2, J, E, seed=3)
+    q, k, v = normal(B, 6, Q, D, seed=1), normal(B, 2, J, D, seed=2), normal(B, 2, J, E, seed=3)
     table = normal(6, 7, D, seed=4)
     terms = (RelativeQuery(table, Clip(3)), RelativeKey(table, Clip(3)))
     have = attention(q, k, v, terms, backend=backend)
@@ -100,21 +100,21 @@ def test_fewer_key_heads_are_shared_by_groups_of_query_heads(backend):
 def test_one_number_for_each_query_row_scales_its_logits(backend):
     q, k, v = operands()
     terms = (RelativeQuery(normal(1, 7, D, seed=6), Clip(3)), bias())
-    for factor in (torch.linspace(0.2, 2, I, dtype=torch.float64), normal(B, 1, I, seed=7).abs()):
+    for factor in (torch.linspace(0.2, 2, Q, dtype=torch.float64), normal(B, 1, Q, seed=7).abs()):
         have = attention(q, k, v, terms, logit_factor=factor, backend=backend)
-        for t in range(I):
+        for t in range(Q):
             for b in range(B):
-                number = factor.expand(B, 1, I)[b, 0, t].item()
+                number = factor.expand(B, 1, Q)[b, 0, t].item()
                 same(have[b, :, t], attention(q, k, v, terms, logit_factor=number, backend="reference")[b, :, t])
 
 
 def test_weights_come_with_the_output_and_sum_to_one():
     q, k, v = operands()
-    mask = torch.ones(I, J, dtype=torch.bool)
+    mask = torch.ones(Q, J, dtype=torch.bool)
     mask[2] = False
     out, weights = attention(q, k, v, (bias(),), mask=mask, return_weights=True)
     same(weights @ v, out)
-    same(weights.sum(-1), torch.ones(B, H, I, dtype=torch.float64).index_fill(-1, torch.tensor([2]), 0.0))
+    same(weights.sum(-1), torch.ones(B, H, Q, dtype=torch.float64).index_fill(-1, torch.tensor([2]), 0.0))
 
 
 def many(q, k, v, terms, dropout: float, backend: str) -> torch.Tensor:
@@ -132,7 +132,7 @@ def test_dropout_falls_on_weights_and_the_value_term_sees_what_is_left():
     out, weights = attention(q, k, v, terms, dropout=0.4, return_weights=True, backend="reference")
     torch.manual_seed(3)
     kept = torch.nn.functional.dropout(weights, 0.4)
-    rows = Clip(3).rows(Positions.arange(I, J))
+    rows = Clip(3).rows(Positions.arange(Q, J))
     same(out, kept @ v + (kept[..., None] * table[0][rows]).sum(-2))
     same(many(q, k, v, terms, 0.4, "reference"), attention(q, k, v, terms), tolerance=0.3)
 
@@ -145,7 +145,9 @@ def test_dropout_is_applied_or_refused(backend):
             attention(q, k, v, (bias(),), dropout=0.5, backend=backend)
         return
     torch.manual_seed(0)
-    assert (attention(q, k, v, (bias(),), dropout=0.5, backend=backend) - attention(q, k, v, (bias(),))).abs().max() > 0.1
+    assert (
+        attention(q, k, v, (bias(),), dropout=0.5, backend=backend) - attention(q, k, v, (bias(),))
+    ).abs().max() > 0.1
     same(many(q, k, v, (bias(),), 0.5, backend), attention(q, k, v, (bias(),)), tolerance=0.35)
 
 
@@ -199,7 +201,7 @@ def test_learned_biases_take_the_fused_path_with_their_gradients():
     same(*found)
 
 
-# --- choice and refusals ----------------------------------------------------------------------------------------------------
+# --- choice and refusals ---
 
 
 def test_explain_says_which_and_why_not():
@@ -226,13 +228,21 @@ def test_no_backend_falls_back_silently():
     [
         (dict(k=normal(B, H, J, 6)), ValueError, "q has head_dim=8 but k has head_dim=6"),
         (dict(k=normal(B, 2, J, D), v=normal(B, 2, J, E)), ValueError, "3 query heads cannot share 2 key heads"),
-        (dict(mask=torch.ones(I, J)), TypeError, r"dtype is torch\.float32 but True/False is needed"),
-        (dict(mask=torch.ones(B, J, dtype=torch.bool)), ValueError, r"shape \(2, 11\) cannot be broadcast .*\(2, 3, 7, 11\)"),
-        (dict(mask=torch.ones(1, B, H, I, J, dtype=torch.bool)), ValueError, r"shape \(1, 2, 3, 7, 11\) cannot be"),
-        (dict(positions=Positions.arange(I, 9)), ValueError, r"key ids have shape \(9,\) but attention has 11 key tokens"),
+        (dict(mask=torch.ones(Q, J)), TypeError, r"dtype is torch\.float32 but True/False is needed"),
+        (
+            dict(mask=torch.ones(B, J, dtype=torch.bool)),
+            ValueError,
+            r"shape \(2, 11\) cannot be broadcast .*\(2, 3, 7, 11\)",
+        ),
+        (dict(mask=torch.ones(1, B, H, Q, J, dtype=torch.bool)), ValueError, r"shape \(1, 2, 3, 7, 11\) cannot be"),
+        (
+            dict(positions=Positions.arange(Q, 9)),
+            ValueError,
+            r"key ids have shape \(9,\) but attention has 11 key tokens",
+        ),
         (dict(positions=Positions.arange(5, J)), ValueError, r"query ids have shape \(5,\) .* give \[7\] or \[2 7\]"),
         (
-            dict(positions=Positions.from_ids(torch.arange(J).expand(3, J)[:, -I:], torch.arange(J).expand(3, J))),
+            dict(positions=Positions.from_ids(torch.arange(J).expand(3, J)[:, -Q:], torch.arange(J).expand(3, J))),
             ValueError,
             r"query ids have shape \(3, 7\) .* in a batch of 2",
         ),

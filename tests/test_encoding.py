@@ -10,10 +10,8 @@ from locant import Encoding, Positions
 from locant.encoding import Layer, Sum, encoding_class, option_names
 
 SIZES = dict(num_heads=3, head_dim=8, model_dim=10, max_length=24)
-NAMES = (
-    "absolute alibi bert_ad bert_r deberta huang_m1 huang_m2 huang_m3 huang_m4 none rope shaw sinusoidal t5 tisa tupe_a "
-    "tupe_r xlnet"
-).split()
+NAMES = """absolute alibi bert_ad bert_r deberta huang_m1 huang_m2 huang_m3 huang_m4 none rope shaw sinusoidal t5 tisa
+tupe_a tupe_r xlnet""".split()
 
 
 def test_names_are_found_by_walking_the_folder():
@@ -62,7 +60,12 @@ def test_sums_join_hooks_terms_and_claims():
     assert both.sites == ("prepare", "embed", "terms")
     assert both.logit_factor == pytest.approx(0.5**0.5) and both.max_length == 24
     claims = both.properties
-    assert (claims.shift_invariant, claims.symmetric, claims.beyond_range, claims.layers) == (False, False, "raise", "separate")
+    assert (claims.shift_invariant, claims.symmetric, claims.beyond_range, claims.layers) == (
+        False,
+        False,
+        "raise",
+        "separate",
+    )
     assert claims.neutral == "query_projection = 0 and table = 0 and table = 0" and claims.content
     q, k = torch.randn(1, 3, 5, 8), torch.randn(1, 3, 5, 8)
     assert len(both.terms(both.prepare(Positions.arange(5)), Layer(q, k))) == 3
@@ -91,7 +94,7 @@ def test_the_base_class_does_nothing():
     assert base.auxiliary_loss(None, None) is None and base.sites == ()
 
 
-# --- stacks -----------------------------------------------------------------------------------------------------------------
+# --- stacks ---
 
 
 def test_sharing_over_layers_is_identity():
@@ -131,9 +134,15 @@ def test_deberta_layers_read_one_table():
         (lambda: locant.stack("none", 0), "got num_layers=0"),
         (lambda: locant.Stack([]), "got 0 layers"),
         (lambda: locant.stack(["none", "none"], 3), "got 2 encodings for 3 layers"),
-        (lambda: locant.stack(locant.load("none"), 2, share_layers=False), "none: share_layers=False needs a fresh object"),
+        (
+            lambda: locant.stack(locant.load("none"), 2, share_layers=False),
+            "none: share_layers=False needs a fresh object",
+        ),
         (lambda: locant.stack("absolute", 2, share_layers=False, **SIZES), "absolute: acts on the input embedding"),
-        (lambda: locant.stack(["none", "shaw"], 2, kernels=3, **SIZES), r"\['none', 'shaw'\] takes the option 'kernels'=3"),
+        (
+            lambda: locant.stack(["none", "shaw"], 2, kernels=3, **SIZES),
+            r"\['none', 'shaw'\] takes the option 'kernels'=3",
+        ),
     ],
 )
 def test_wrong_stacks_are_refused(make, message):
@@ -145,7 +154,9 @@ def test_a_length_past_the_table_is_refused_at_the_entrance():
     # https://github.com/huggingface/transformers/issues/125: one error with the limit, the length and two remedies
     layers = locant.stack("absolute", 2, **SIZES)
     layers.prepare(Positions.arange(24))
-    with pytest.raises(ValueError, match=r"positions reach 25 but the table has 24 rows; truncate to 24 tokens, or .*=25"):
+    with pytest.raises(
+        ValueError, match=r"positions reach 25 but the table has 24 rows; truncate to 24 tokens, or .*=25"
+    ):
         layers.prepare(Positions.arange(25))
 
 

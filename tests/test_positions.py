@@ -114,7 +114,12 @@ def test_special_tokens_are_those_of_id_zero_unless_named():
     positions = Positions.packed(torch.tensor([4, 4, 6, 6]))
     assert positions.special()[1].tolist() == [True, False, True, False]
     named = Positions(
-        positions.query, positions.key, 3, 4, query_special=torch.zeros(4, dtype=torch.bool), key_special=positions.key == 1
+        positions.query,
+        positions.key,
+        3,
+        4,
+        query_special=torch.zeros(4, dtype=torch.bool),
+        key_special=positions.key == 1,
     )
     assert named.special()[0].tolist() == [False] * 4 and named.special()[1].tolist() == [False, True, False, True]
 

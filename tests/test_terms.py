@@ -28,7 +28,7 @@ from locant.terms import (
     WeightScale,
 )
 
-B, H, I, J, D, E = 2, 3, 7, 11, 8, 5
+B, H, Q, J, D, E = 2, 3, 7, 11, 8, 5
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -36,10 +36,14 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> to
 
 
 def operands(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
-    return normal(B, H, I, D, seed=1, dtype=dtype), normal(B, H, J, D, seed=2, dtype=dtype), normal(B, H, J, E, seed=3, dtype=dtype)
+    return (
+        normal(B, H, Q, D, seed=1, dtype=dtype),
+        normal(B, H, J, D, seed=2, dtype=dtype),
+        normal(B, H, J, E, seed=3, dtype=dtype),
+    )
 
 
-# --- rules ---------------------------------------------------------------------------------------------------------------
+# --- rules ---
 
 
 def test_clipped_rows():
@@ -52,7 +56,22 @@ def test_clipped_rows():
 
 def test_buckets_of_both_directions():
     # https://github.com/lucidrains/x-transformers/pull/10
-    want = {0: 0, -1: 1, -8: 8, -11: 8, -12: 9, -16: 10, -64: 14, -90: 14, -91: 15, 1: 17, 8: 24, 12: 25, 16: 26, 91: 31}
+    want = {
+        0: 0,
+        -1: 1,
+        -8: 8,
+        -11: 8,
+        -12: 9,
+        -16: 10,
+        -64: 14,
+        -90: 14,
+        -91: 15,
+        1: 17,
+        8: 24,
+        12: 25,
+        16: 26,
+        91: 31,
+    }
     assert LogBucket(32, 128).row(torch.tensor(list(want))).tolist() == list(want.values())
 
 
@@ -104,7 +123,7 @@ def test_tables_refuse_real_valued_ids():
         Clip(2).rows(Positions.from_ids(torch.tensor([0.0, 0.5])))
 
 
-# --- terms against loops ----------------------------------------------------------------------------------------------------
+# --- terms against loops ---
 
 TERMS = {
     "scale": lambda: RelativeScale(normal(H, 7, seed=4), Clip(3)),
@@ -116,13 +135,13 @@ TERMS = {
     "query, unscaled": lambda: RelativeQuery(normal(1, 7, D, seed=7), Clip(3), scaled=False),
     "key": lambda: RelativeKey(normal(1, 7, D, seed=8), Clip(3)),
     "key, unscaled": lambda: RelativeKey(normal(H, 9, D, seed=8), Untied(Clip(3), 7, 8), scaled=False),
-    "pair": lambda: PairBias(normal(H, I, J, seed=9)),
-    "pair, batch": lambda: PairBias(normal(B, 1, I, J, seed=9), scaled=True),
+    "pair": lambda: PairBias(normal(H, Q, J, seed=9)),
+    "pair, batch": lambda: PairBias(normal(B, 1, Q, J, seed=9), scaled=True),
     "pair, function": lambda: PairBias(lambda p: -0.1 * p.offsets().abs()[..., None, :, :].double()),
-    "low rank": lambda: LowRankBias(normal(1, H, I, 3, seed=10), normal(B, 1, J, 3, seed=11)),
+    "low rank": lambda: LowRankBias(normal(1, H, Q, 3, seed=10), normal(B, 1, J, 3, seed=11)),
     "value": lambda: RelativeValue(normal(H, 7, E, seed=12), Clip(3)),
     "value, one head": lambda: RelativeValue(normal(1, 9, E, seed=12), Untied(Clip(3), 7, 8)),
-    "weights": lambda: WeightScale(normal(H, I, J, seed=13)),
+    "weights": lambda: WeightScale(normal(H, Q, J, seed=13)),
     "weights, function": lambda: WeightScale(lambda p: 1 / (1.0 + p.offsets().abs()[..., None, :, :].double())),
     "map": lambda: LogitMap(lambda content, bias, positions: torch.tanh(content) + 2 * bias),
     "map, row": lambda: LogitMap(lambda content, bias, positions: content.cumsum(-1) + bias, reach="row"),
@@ -152,11 +171,11 @@ def pick(tensor: torch.Tensor, b: int, h: int) -> torch.Tensor:
 def looped(terms, q, k, v, positions, s) -> torch.Tensor:
     """The order of arithmetic of `locant.terms`, pair by pair."""
     query, key = (ids.expand(B, -1).tolist() for ids in (positions.query, positions.key))
-    content, bias = torch.zeros(B, H, I, J, dtype=torch.float64), torch.zeros(B, H, I, J, dtype=torch.float64)
-    scales = s.expand(B, I).tolist() if isinstance(s, torch.Tensor) else [[s] * I] * B
+    content, bias = torch.zeros(B, H, Q, J, dtype=torch.float64), torch.zeros(B, H, Q, J, dtype=torch.float64)
+    scales = s.expand(B, Q).tolist() if isinstance(s, torch.Tensor) else [[s] * Q] * B
     for b in range(B):
         for h in range(H):
-            for t in range(I):
+            for t in range(Q):
                 for u in range(J):
                     i, j, scale = query[b][t], key[b][u], scales[b][t]
                     a, c = q[b, h, t], k[b, h, u]
@@ -174,7 +193,9 @@ def looped(terms, q, k, v, positions, s) -> torch.Tensor:
                         elif isinstance(term, RelativeKey):
                             number = c @ at(term)
                         elif isinstance(term, PairBias):
-                            number = pick(term.bias if isinstance(term.bias, torch.Tensor) else term.bias(positions), b, h)[t, u]
+                            number = pick(
+                                term.bias if isinstance(term.bias, torch.Tensor) else term.bias(positions), b, h
+                            )[t, u]
                         elif isinstance(term, LowRankBias):
                             number = pick(term.query, b, h)[t] @ pick(term.key, b, h)[u]
                         else:
@@ -205,11 +226,11 @@ def looped(terms, q, k, v, positions, s) -> torch.Tensor:
 def test_terms_do_what_their_equations_say(names):
     q, k, v = operands()
     terms = tuple(TERMS[name]() for name in names)
-    per_row = 0.3 + normal(B, 1, I, seed=14).abs()
+    per_row = 0.3 + normal(B, 1, Q, seed=14).abs()
     for positions, factor in (
-        (Positions.arange(I, J), 0.7),
-        (Positions.from_ids(torch.randint(9, (B, I)), torch.randint(9, (B, J))), per_row[0, 0]),
-        (Positions.from_ids(torch.randint(9, (I,)), torch.randint(9, (J,))), per_row),
+        (Positions.arange(Q, J), 0.7),
+        (Positions.from_ids(torch.randint(9, (B, Q)), torch.randint(9, (B, J))), per_row[0, 0]),
+        (Positions.from_ids(torch.randint(9, (Q,)), torch.randint(9, (J,))), per_row),
     ):
         s = (factor[:, 0] if isinstance(factor, torch.Tensor) and factor.dim() == 3 else factor) / math.sqrt(D)
         have = attention(q, k, v, terms, positions, logit_factor=factor, backend="reference")
@@ -243,8 +264,8 @@ def test_wide_tables_serve_narrow_operands(name, dtype):
 
 def test_a_pair_bias_is_never_expanded_over_the_batch():
     # https://github.com/huggingface/transformers/pull/47014
-    assert PairBias(normal(H, I, J)).tensor(Positions.arange(I, J)).shape == (1, H, I, J)
-    assert RelativeBias(normal(H, 7), Clip(3)).pairs(Positions.arange(I, J)).shape == (1, H, I, J)
+    assert PairBias(normal(H, Q, J)).tensor(Positions.arange(Q, J)).shape == (1, H, Q, J)
+    assert RelativeBias(normal(H, 7), Clip(3)).pairs(Positions.arange(Q, J)).shape == (1, H, Q, J)
 
 
 @pytest.mark.parametrize(
@@ -256,8 +277,8 @@ def test_a_pair_bias_is_never_expanded_over_the_batch():
         (RelativeKey(normal(3, 8, 8), Clip(3)), "relative key: the table has 8 rows but its rule asks for 7"),
         (RelativeGate(normal(4, 7, 8), Clip(3)), "relative gate: the table serves 4 heads"),
         (RelativeValue(normal(3, 7, 8), Clip(3)), "relative value: .* head_dim=8 but q, k have head_dim=5"),
-        (PairBias(normal(H, J, I)), r"the bias has shape \(3, 11, 7\) but the logits are \(2, 3, 7, 11\)"),
-        (PairBias(normal(4, 1, I, J)), r"the bias has shape \(4, 1, 7, 11\)"),
+        (PairBias(normal(H, J, Q)), r"the bias has shape \(3, 11, 7\) but the logits are \(2, 3, 7, 11\)"),
+        (PairBias(normal(4, 1, Q, J)), r"the bias has shape \(4, 1, 7, 11\)"),
         (LowRankBias(normal(1, 1, J, 2), normal(1, 1, J, 2)), r"serve \(11, 11\) .* q and k have \(7, 11\)"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",

@@ -1,4 +1,4 @@
-"""Functions without the annotation checker, which refuses bad arguments before our own errors can: users do not run it."""
+"""Functions without the annotation checker, which refuses bad arguments before our own errors can (users run none)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One case for each encoding and option: its equation for one pair, written from the paper, sharing no code with the package.
+"""One case for each encoding and option: its equation for one pair, as the paper has it, without code of the package.
 
 Sizes of every case: 3 heads of width 8, model width 10. p holds parameters by name, q and k are numpy vectors, i and j
 position ids, h the head. r = j - i.
@@ -6,6 +6,7 @@ position ids, h the head. r = j - i.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, cos, exp, floor, log, sin, sqrt
 
 import numpy
@@ -30,7 +31,7 @@ def dot(p, q, k, i, j, h):
     return q @ k * S
 
 
-# --- input embeddings ---------------------------------------------------------------------------------------------------
+# --- input embeddings ---
 
 
 def stretched(p, x, i, length):
@@ -102,7 +103,7 @@ ABSOLUTE = [
 ]
 
 
-# --- vectors for offsets ------------------------------------------------------------------------------------------------
+# --- vectors for offsets ---
 
 
 def shaw(name="table", K=4, heads=False, scaled=True, row=None):
@@ -209,12 +210,20 @@ SHAW = [
         reach=3,
     ),
     Case("huang_m4", make("huang_m4", clip=4), huang_m4(), parameters=9 * D, reach=4),
-    Case("huang_m4/heads", make("huang_m4", clip=4, share_heads=False), huang_m4(heads=True), parameters=H * 9 * D, reach=4),
-    Case("huang_m4/untied", make("huang_m4", clip=4, untie_cls=True), huang_m4(row=untied(4)), parameters=11 * D, reach=4),
+    Case(
+        "huang_m4/heads",
+        make("huang_m4", clip=4, share_heads=False),
+        huang_m4(heads=True),
+        parameters=H * 9 * D,
+        reach=4,
+    ),
+    Case(
+        "huang_m4/untied", make("huang_m4", clip=4, untie_cls=True), huang_m4(row=untied(4)), parameters=11 * D, reach=4
+    ),
 ]
 
 
-# --- Transformer-XL, DeBERTa ------------------------------------------------------------------------------------------------
+# --- Transformer-XL, DeBERTa ---
 
 
 def xlnet(u=True, clamp=None, layout="halves"):
@@ -339,7 +348,7 @@ XL = [
 ]
 
 
-# --- biases -----------------------------------------------------------------------------------------------------------------
+# --- biases ---
 
 
 def bucket(r: int, count: int, most: int, causal: bool = False) -> int:
@@ -357,7 +366,7 @@ def tisa(p, h, r):
 
 
 def slope(h, heads, exponent=8):
-    """The public rule: powers of 2^(-8/n) for n a power of two; else those of the power below, then every second of 2n."""
+    """The public rule: powers of 2^(-8/n) for n a power of two; else those of the power below, then every second."""
     power = 1
     while 2 * power <= heads:
         power *= 2
@@ -429,16 +438,14 @@ BIAS = [
     Case(
         "alibi/trainable_asymmetric",
         make("alibi", num_heads=4, trainable=True, asymmetric=True),
-        lambda p, q, k, i, j, h: (
-            q @ k * S - (p["slope"][h] * abs(j - i) if (j <= i if h < 2 else j >= i) else 1e4)
-        ),
+        lambda p, q, k, i, j, h: q @ k * S - (p["slope"][h] * abs(j - i) if (j <= i if h < 2 else j >= i) else 1e4),
         parameters=4,
         num_heads=4,
     ),
 ]
 
 
-# --- untied positions (TUPE) --------------------------------------------------------------------------------------------------
+# --- untied positions (TUPE) ---
 
 
 def normed(p, row, norm):
@@ -527,7 +534,7 @@ TUPE = [
 ]
 
 
-# --- rotations and sums -------------------------------------------------------------------------------------------------------
+# --- rotations and sums ---
 
 
 def turned(x, position, width, layout, base=10000.0):
@@ -547,7 +554,9 @@ def rope(width=D, layout="halves", base=10000.0):
 
 OTHERS = [
     Case("rope", make("rope"), rope(), parameters=0),
-    Case("rope/interleaved", make("rope", layout="interleaved", base=500.0), rope(D, "interleaved", 500.0), parameters=0),
+    Case(
+        "rope/interleaved", make("rope", layout="interleaved", base=500.0), rope(D, "interleaved", 500.0), parameters=0
+    ),
     Case("rope/partial", make("rope", rotary_dim=6), rope(6), parameters=0),
     Case(
         "rope+alibi",
@@ -567,5 +576,20 @@ OTHERS = [
     ),
 ]
 
-CASES: list[Case] = [*ABSOLUTE, *SHAW, *XL, *BIAS, *TUPE, *OTHERS]
+SHARED = {
+    "none",
+    "absolute",
+    "sinusoidal",
+    "t5",
+    "bert_r",
+    "alibi",
+    "rope",
+    "bert_ad",
+    "tupe_a",
+    "tupe_r",
+}  # by all layers
+CASES: list[Case] = [
+    replace(case, shared=set(case.id.split("/")[0].split("+")) <= SHARED)
+    for case in (*ABSOLUTE, *SHAW, *XL, *BIAS, *TUPE, *OTHERS)
+]
 BY_ID = {case.id: case for case in CASES}

@@ -36,6 +36,7 @@ from locant.testing.lifecycle import (
     check_checkpointing,
     check_compile,
     check_copies,
+    check_dropout,
     check_dtype,
     check_shared_once,
     check_state_dict,
@@ -64,6 +65,7 @@ CHECKS: tuple[Check, ...] = (
     check_state_dict,
     check_dtype,
     check_copies,
+    check_dropout,
     check_shared_once,
     check_checkpointing,
 )
@@ -109,4 +111,36 @@ def check_encoding(
     return held
 
 
-__all__ = ["CHECKS", "EQUATIONS", "Case", "Check", "Host", "check_encoding", *(c.__name__ for c in CHECKS), "check_compile"]
+__all__ = [
+    "CHECKS",
+    "EQUATIONS",
+    "Case",
+    "Check",
+    "Host",
+    "check_backends",
+    "check_cache",
+    "check_checkpointing",
+    "check_compile",
+    "check_content",
+    "check_copies",
+    "check_dropout",
+    "check_dtype",
+    "check_empty_rows",
+    "check_encoding",
+    "check_explicit_ids",
+    "check_gradcheck",
+    "check_layers",
+    "check_low_precision",
+    "check_neutral",
+    "check_oracle",
+    "check_packing",
+    "check_padding",
+    "check_parameters",
+    "check_position",
+    "check_range",
+    "check_shapes",
+    "check_shared_once",
+    "check_shift",
+    "check_state_dict",
+    "check_symmetry",
+]

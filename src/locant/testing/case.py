@@ -21,12 +21,13 @@ DOUBLE = torch.float64
 class Case:
     """What the conformance suite must know about an encoding.
 
-    ``logit(p, q, k, i, j, h)`` is the paper's line for one pair: float64 numpy vectors q and k before any change by the
-    encoding, position ids i and j, head h; p maps parameter names to numpy arrays and holds the layer's own projections
-    as ``host.query.weight`` [H*D M], ``host.query.bias``, ``host.key.weight``, ``host.key.bias``. Every factor is in it.
+    ``logit(p, q, k, i, j, h)`` is the paper's line for one pair, with every factor: float64 numpy vectors q and k before
+    any change by the encoding, position ids i and j, head h; p maps parameter names to numpy arrays and holds the layer's
+    own projections as ``host.query.weight`` [H*D M], ``host.query.bias``, ``host.key.weight``, ``host.key.bias``.
     ``value(p, v, i, j, h)`` is what a pair hands to the output (default v); ``embed(p, x, i, length)`` the vector of a
     token (default x). None of the three may call the package.
-    ``parameters`` counts the numbers of one layer, ``stack_parameters`` those of three layers (default: 1 or 3 times).
+    ``parameters`` counts the numbers of one layer; ``shared``: whether all layers of the paper share them (None: the
+    encoding's claim is believed); ``stack_parameters`` those of three layers, where it is neither one nor three times.
     ``reach``: the first distance (for absolute rows: id) from which farther ones share a value; needed where the
     encoding claims ``clip`` or ``saturate``. ``spread`` redraws the parameters so that an error shows.
     """
@@ -37,6 +38,7 @@ class Case:
     parameters: int | None = None
     value: Callable[..., Any] | None = None
     embed: Callable[..., Any] | None = None
+    shared: bool | None = None
     stack_parameters: int | None = None
     reach: int | None = None
     spread: Callable[[Encoding, torch.Generator], None] | None = None
@@ -60,7 +62,9 @@ class Case:
         """Normal draws, the same for the same seed."""
         return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).to(dtype)
 
-    def operands(self, num_queries: int = QUERIES, num_keys: int = KEYS, dtype: torch.dtype = DOUBLE) -> tuple[Tensor, ...]:
+    def operands(
+        self, num_queries: int = QUERIES, num_keys: int = KEYS, dtype: torch.dtype = DOUBLE
+    ) -> tuple[Tensor, ...]:
         """q, k, v of a batch."""
         heads, width = self.num_heads, self.head_dim
         shapes = ((num_queries, 3), (num_keys, 4), (num_keys, 5))

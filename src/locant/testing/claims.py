@@ -55,7 +55,7 @@ def check_position(case: Case) -> None:
 
 
 def check_shift(case: Case) -> None:
-    """Adding a number to all ids changes nothing where ``shift_invariant`` is claimed, and something where it is not."""
+    """Adding a number to all ids changes nothing where that is claimed, and something where it is not."""
     verdict = Verdict(case.id, "shift")
     encoding, host = case.build(), case.host()
     x = case.random(BATCH, KEYS, case.model_dim, seed=8)
@@ -109,7 +109,7 @@ def check_content(case: Case) -> None:
 
 
 def check_range(case: Case) -> None:
-    """Past the range: ``clip`` and ``saturate`` share one value, ``raise`` raises, ``defined`` stays finite and apart."""
+    """Past the range: ``clip`` and ``saturate`` share one value, ``raise`` raises, ``defined`` stays finite."""
     verdict = Verdict(case.id, "range")
     encoding, host = case.build(), case.host()
     claim = encoding.properties.beyond_range
@@ -128,7 +128,9 @@ def check_range(case: Case) -> None:
         verdict.fail(f"claims {claim!r}; give the case its reach, the distance from which farther ones share a value")
     for farther in (case.reach + 1, case.reach + 7, 500):
         verdict.close(f"output at distance {farther} against {case.reach}", at(farther), at(case.reach), 1e-12)
-    verdict.far(f"distances {case.reach - 1} and {case.reach} already share a value", at(case.reach - 1), at(case.reach))
+    verdict.far(
+        f"distances {case.reach - 1} and {case.reach} already share a value", at(case.reach - 1), at(case.reach)
+    )
 
 
 def _raises_past_the_table(verdict: Verdict, case: Case, encoding: Encoding, host: Host) -> None:
@@ -142,7 +144,9 @@ def _raises_past_the_table(verdict: Verdict, case: Case, encoding: Encoding, hos
         try:
             host(encoding, tokens, positions)
         except ValueError as error:
-            verdict.must(str(limit) in str(error), f"the error past the table does not name its length {limit}: {error}")
+            verdict.must(
+                str(limit) in str(error), f"the error past the table does not name its length {limit}: {error}"
+            )
         else:
             verdict.fail(f"claims to raise past its range, but id {limit} with max_length={limit} raised nothing")
 
@@ -155,7 +159,7 @@ def check_parameters(case: Case) -> None:
         verdict.fail("the case has no parameter count; give parameters=...")
     have = sum(w.numel() for w in encoding.parameters())
     verdict.must(have == case.parameters, f"{have} parameters, the formula says {case.parameters}")
-    shared = encoding.properties.layers == "shared"
+    shared = encoding.properties.layers == "shared" if case.shared is None else case.shared
     want = case.parameters * (1 if shared else 3) if case.stack_parameters is None else case.stack_parameters
     have = sum(w.numel() for w in stack(case.make, 3).parameters())
     verdict.must(have == want, f"{have} parameters in three layers, the formula says {want}")
@@ -170,7 +174,9 @@ def check_layers(case: Case) -> None:
     for part, name in enumerate(embeds):
         distinct = len({id(layer.parts()[part]) for layer in default})
         own = default[0].parts()[part].properties.layers
-        verdict.must(distinct == (1 if own == "shared" else 3), f"{name}: {distinct} objects in three layers of {own!r}")
+        verdict.must(
+            distinct == (1 if own == "shared" else 3), f"{name}: {distinct} objects in three layers of {own!r}"
+        )
         distinct = len({id(layer.parts()[part]) for layer in shared})
         verdict.must(distinct == 1, f"{name}: {distinct} objects with share_layers=True")
     verdict.must(claim in ("shared", "separate"), f"claims layers={claim!r}, not 'shared' or 'separate'")

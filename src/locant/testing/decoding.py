@@ -40,7 +40,7 @@ def _alone(encoding: Encoding, host: Host, x: Tensor, causal: bool) -> Tensor:
 
 
 def check_padding(case: Case) -> None:
-    """Padding on the left, on the right or in holes changes no real token, causal or not, in a batch of unequal rows."""
+    """Padding left, right or in holes changes no real token, causal or not, in a batch of unequal rows."""
     verdict = Verdict(case.id, "padding")
     encoding, host = case.build(), case.host()
     masks = {
@@ -99,7 +99,9 @@ def check_empty_rows(case: Case) -> None:
     mask[1] = False
     for backend in able(case, encoding, host):
         out, found = gradients(encoding, host, x, memory, Scene("empty", gaps(encoding), mask), backend)
-        verdict.must(bool((out[1] == 0).all()), f"{backend}: a row that sees nothing gives {out[1].abs().max():.3g}, not 0")
+        verdict.must(
+            bool((out[1] == 0).all()), f"{backend}: a row that sees nothing gives {out[1].abs().max():.3g}, not 0"
+        )
         verdict.must(bool((out[0] != 0).any()), f"{backend}: the row that sees everything is 0 too")
         bad = [name for name, gradient in found.items() if gradient is not None and not gradient.isfinite().all()]
         verdict.must(not bad, f"{backend}: gradients not finite: {', '.join(bad)}")

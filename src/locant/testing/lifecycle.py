@@ -77,11 +77,28 @@ def check_copies(case: Case) -> None:
     twin = copy.deepcopy(encoding)
     verdict.close("output of a deep copy", host(twin, x, Positions.arange(KEYS)), want, 0.0)
     redraw(twin, 99)
+    if any(w.numel() for w in twin.parameters()):
+        verdict.far("a copy with other parameters gives the same output", host(twin, x, Positions.arange(KEYS)), want)
     verdict.close("output after its copy was changed", host(encoding, x, Positions.arange(KEYS)), want, 0.0)
     verdict.close("a shorter run after longer ones", host(encoding, x[:, :5], Positions.arange(5)), short, 0.0)
     trained = host(encoding.train(), x, Positions.arange(KEYS))
     verdict.close("output in eval mode", host(encoding.eval(), x, Positions.arange(KEYS)), want, 0.0)
     verdict.must(trained.shape == want.shape, "the output has another shape in train mode")
+
+
+def check_dropout(case: Case) -> None:
+    """Dropout falls on the weights, once: all dropped leaves nothing, and a seed repeats its output."""
+    verdict = Verdict(case.id, "dropout")
+    encoding, host, x, positions = case.build(), case.host(), _tokens(case), Positions.arange(KEYS)
+    out = host(encoding, x, positions, dropout=1.0)
+    verdict.close("output with all weights dropped", out, torch.zeros_like(out), 0.0)
+    runs = []
+    for seed in (0, 0, 1):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            runs.append(host(encoding, x, positions, dropout=0.5))
+    verdict.close("output of the same seed", runs[1], runs[0], 0.0)
+    verdict.far("two seeds drop the same weights", runs[2], runs[0])
 
 
 class _Touched(TorchFunctionMode):
