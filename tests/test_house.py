@@ -115,9 +115,8 @@ def test_a_run_passes_when_every_skip_has_a_row(pytester, workers):
     done.stdout.fnmatch_lines(["*1 passed, 2 skipped*"])
 
 
-@pytest.mark.parametrize("kind", UNKNOWN)
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_a_skip_without_a_row_fails_the_run(pytester, workers, kind):
+@pytest.mark.parametrize("kind, workers", [*((kind, ()) for kind in UNKNOWN), ("call", ("-n", "2"))])
+def test_a_skip_without_a_row_fails_the_run(pytester, kind, workers):
     done = run_inside(pytester, UNKNOWN[kind], *workers)
     assert done.ret == pytest.ExitCode.TESTS_FAILED
     done.stdout.fnmatch_lines(["*'nobody knows': 1 skipped, the first is test_two.py*", "*1 passed*"])
