@@ -84,6 +84,35 @@ def test_layer_zero_is_attention_with_the_terms_of_the_encoding(family: str, mon
     assert (got - want)[real].abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("name", locant.names())
+def test_attention_of_layer_zero_is_that_of_the_core(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = noisy(host("bert"), name), tokens(2, 7)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[1, :2] = False
+    seen: list[Any] = []
+    inner = interface.attention_forward
+
+    def record(module: Any, *qkv: Any, **rest: Any) -> Any:
+        out = inner(module, *qkv, **rest)
+        seen.append((module, qkv[:3], out[0]))
+        return out
+
+    monkeypatch.setitem(T.AttentionInterface._global_mapping, "locant", record)
+    model(ids, attention_mask=mask.long())
+    module, (q, k, v), got = seen[0]
+    encoding, positions = attached(model).layers()[0], locant.Positions.from_mask(mask)
+    q, k = encoding.query_key(q, k, encoding.prepare(positions))
+    terms = encoding.terms(positions, locant.Layer(q, k, None, module.query, module.key))
+    logits = ((q * 8**-0.5 * encoding.logit_factor) @ k.transpose(-1, -2)).double()
+    if terms or encoding.logit_factor != 1:
+        want = locant.attention(
+            q, k, v, terms, positions, mask=mask[:, None, None], logit_factor=encoding.logit_factor, backend="reference"
+        )
+    else:
+        want = logits.masked_fill(~mask[:, None, None], float("-inf")).softmax(-1).float() @ v
+    assert torch.allclose(got[mask], want.transpose(1, 2)[mask], atol=1e-5)
+
+
 LINEARS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"), ("q", "k", "v"))
 
 

@@ -97,7 +97,7 @@ def detach(model: Model) -> Model:
             parent, name = _parent(site_module, held.path)
             parent._modules[name] = held.module.train(site_module.training)
             if held.kind == "bias":
-                parent.has_relative_attention_bias = True  # pyright: ignore[reportAttributeAccessIssue]
+                parent.has_relative_attention_bias = True  # pyright: ignore[reportArgumentType]
         for module in site_module.modules():
             _remove_hooks(module)
             module.__dict__.pop("locant_index", None)
@@ -181,7 +181,7 @@ def _install(site: Site, built: Stack, spec: Spec, stand_ins: list[tuple[str, st
         attachment.held.append(Held(kind, path, parent._modules[name]))  # pyright: ignore[reportArgumentType]
         parent._modules[name] = stand_in
         if kind == "bias":
-            parent.has_relative_attention_bias = False  # pyright: ignore[reportAttributeAccessIssue]
+            parent.has_relative_attention_bias = False  # pyright: ignore[reportArgumentType]
         attachment.feeds_zeros |= kind == "table" and any(
             "_ids" in name for name, _ in parent.named_buffers(recurse=False)
         )

@@ -99,7 +99,7 @@ def _check(name: str, ids: Tensor | None, at: Arrival) -> None:
 
 def _readable(tensor: Tensor) -> bool:
     """Whether looking at values costs nothing: eager, on the CPU."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _in_order(at: Arrival) -> Positions:

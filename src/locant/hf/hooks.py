@@ -89,7 +89,7 @@ def _tell_host(
         ids = positions.query + attachment.spare_rows
         arguments["position_ids"] = ids if ids.dim() == 2 else ids[None]
     elif attachment.spare_rows and attachment.embeds and arguments.get("input_ids") is not None:
-        rule = module.embeddings.create_position_ids_from_input_ids  # pyright: ignore[reportAttributeAccessIssue]
+        rule: Any = module.get_submodule("embeddings").create_position_ids_from_input_ids
         arguments["position_ids"] = rule(arguments["input_ids"], attachment.spare_rows - 1, at.past)
 
 
