@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -97,7 +100,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcomes(
-    backend: str, make: callable, inputs: list[torch.Tensor], parameters: list[torch.Tensor], **options: object
+    backend: str, make: Callable, inputs: list[torch.Tensor], parameters: list[torch.Tensor], **options: object
 ) -> list[torch.Tensor | None]:
     """Output, and the gradients of all inputs and parameters under one fixed loss."""
     out = make(backend)
@@ -105,7 +108,7 @@ def outcomes(
     return [out, *torch.autograd.grad(loss, inputs + parameters, allow_unused=True)]
 
 
-def check(make: callable, inputs: list[torch.Tensor], parameters: list[torch.Tensor], atol: float = 1e-10) -> None:
+def check(make: Callable, inputs: list[torch.Tensor], parameters: list[torch.Tensor], atol: float = 1e-10) -> None:
     got = outcomes("blocked", make, inputs, parameters)
     want = outcomes("reference", make, inputs, parameters)
     for which, (a, b) in enumerate(zip(got, want, strict=True)):
@@ -125,7 +128,7 @@ def test_every_encoding_equals_reference(encoding: str, situation: str) -> None:
         torch.nn.init.normal_(parameter, std=0.7)
     q, k, v = qkv(positions.num_queries, positions.num_keys, width=D)
 
-    def make(backend: str) -> torch.Tensor:
+    def make(backend: str) -> Any:
         ready = built.prepare(positions)
         q2, k2 = built.query_key(q, k, ready)
         terms = built.terms(ready, Layer(q2, k2))
@@ -184,7 +187,7 @@ def test_all_terms_at_once_equal_reference(situation: str, scale: str) -> None:
     terms = every_term() + given(num_queries, positions.num_keys)
     inputs = qkv(num_queries, positions.num_keys)
 
-    def make(backend: str) -> torch.Tensor:
+    def make(backend: str) -> Any:
         return attention(*inputs, tuple(terms), positions, logit_factor=factor[scale], backend=backend, **arguments)
 
     check(make, inputs, leaves(terms), atol=1e-9)
@@ -194,7 +197,7 @@ def test_all_terms_at_once_equal_reference(situation: str, scale: str) -> None:
 def test_each_term_alone_passes_gradcheck(term: object) -> None:
     inputs = qkv(7, 11)
 
-    def run(*tensors: torch.Tensor) -> torch.Tensor:
+    def run(*tensors: torch.Tensor) -> Any:
         fields = iter(tensors[3:])
         fresh = {name: next(fields) if isinstance(x, torch.Tensor) else x for name, x in vars(term).items()}
         return attention(*tensors[:3], (type(term)(**fresh),), backend="blocked")
@@ -234,7 +237,7 @@ def test_dropout_keeps_the_mean_and_repeats_in_backward() -> None:
         RelativeQuery(table(5, D), Clip(2)),
     ]
 
-    def run(*tensors: torch.Tensor) -> torch.Tensor:
+    def run(*tensors: torch.Tensor) -> Any:
         torch.manual_seed(3)
         value, scale, query = tensors[3:]
         parts = (RelativeValue(value, Clip(2)), WeightScale(scale), RelativeQuery(query, Clip(2)))

@@ -61,6 +61,8 @@ def refuses(call: Call) -> str | None:
         return "one product can be gated once, and there are several vector gates"
     if call.return_weights:
         return "it does not return weights"
+    if torch.compiler.is_compiling():
+        return "torch.compile would unroll its loop over tiles"
     scale = call.operands.scale
     if isinstance(scale, Tensor) and scale.requires_grad:
         return "it gives no gradient to a scale"

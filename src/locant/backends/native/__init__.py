@@ -1,0 +1,207 @@
+"""Attention with position terms in C++ for the CPU, compiled at first use and checked against `blocked` once.
+
+Without a compiler, or where the check fails, one warning says so and the backend refuses every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import warnings
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from locant.backends import blocked
+from locant.backends.call import Backend, Call
+from locant.backends.native import build, lower
+from locant.backends.native.build import Unavailable
+from locant.positions import Positions
+from locant.terms import Clip, Operands, PairBias, RelativeBias, RelativeGate, RelativeKey, RelativeQuery, RelativeScale
+
+TABLES = ("query", "key", "gate", "bias", "scales", "pair")
+_I64, _FOUR, _POINTER = ctypes.c_int64, ctypes.c_int64 * 4, ctypes.c_void_p
+
+
+class Arguments(ctypes.Structure):
+    """The C++ struct of the same name, field by field."""
+
+    _fields_ = (
+        *((name, _I64) for name in ("batch", "heads", "queries", "keys", "depth", "width", "causal", "left", "rows")),
+        *((f"{name}_heads", _I64) for name in ("query", "key", "gate", "bias", "scale")),
+        ("mask_strides", _FOUR),
+        ("pair_strides", _FOUR),
+        *((name, _I64) for name in ("pair_groups_batch", "pair_groups_heads", "chunks", "threads")),
+        ("scale", ctypes.c_float),
+        *((name, _POINTER) for name in ("q", "k", "v", *TABLES, "mask", "out", "lse", "dout", "dq", "dk", "dv")),
+        *((f"d{name}", _POINTER) for name in TABLES),
+    )
+
+
+def _strides(tensor: Tensor) -> Any:
+    """Strides with 0 on the axes along which the tensor is broadcast."""
+    return _FOUR(*(0 if extent == 1 else stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)))
+
+
+def _arguments(
+    call: Call, left: int, rows: int, q: Tensor, k: Tensor, v: Tensor, tables: dict[str, Tensor]
+) -> Arguments:
+    """All that forward and backward have in common."""
+    scale = call.operands.scale
+    assert not isinstance(scale, Tensor)
+    batch, heads, queries, depth = q.shape
+    given = Arguments(batch, heads, queries, k.shape[2], depth, v.shape[3], int(call.plain_causal), left, rows)
+    given.scale = scale
+    given.q, given.k, given.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    for name, table in tables.items():
+        setattr(given, name, table.data_ptr())
+        if name != "pair":
+            setattr(given, "scale_heads" if name == "scales" else f"{name}_heads", table.shape[0])
+    groups = batch * heads
+    if "pair" in tables:
+        given.pair_strides = _strides(tables["pair"])
+        given.pair_groups_batch, given.pair_groups_heads = tables["pair"].shape[:2]
+        groups = given.pair_groups_batch * given.pair_groups_heads
+    if call.allowed is not None and not call.plain_causal:
+        given.mask, given.mask_strides = call.allowed.data_ptr(), _strides(call.allowed)
+    given.threads = torch.get_num_threads()
+    given.chunks = min(max(1, math.ceil(given.threads / groups)), math.ceil(queries / 64))
+    return given
+
+
+class Native(torch.autograd.Function):
+    """The kernel under autograd: saves inputs, output and the logarithm of each row's sum."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: Call, left: int, rows: int, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor | None
+    ) -> Tensor:
+        """Output [B H I E]."""
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        named = {name: t.contiguous() for name, t in zip(TABLES, tables, strict=True) if t is not None}
+        out = q.new_empty(*q.shape[:3], v.shape[3])
+        lse = q.new_empty(q.shape[:3])
+        given = _arguments(call, left, rows, q, k, v, named)
+        given.out, given.lse = out.data_ptr(), lse.data_ptr()
+        library().locant_forward(ctypes.byref(given))
+        ctx.call, ctx.left, ctx.rows, ctx.names = call, left, rows, tuple(named)
+        ctx.save_for_backward(q, k, v, out, lse, *named.values())
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+        """Gradients of q, k, v and of every table."""
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        named = dict(zip(ctx.names, tensors, strict=True))
+        given = _arguments(ctx.call, ctx.left, ctx.rows, q, k, v, named)
+        dout = dout.contiguous()
+        dq = torch.empty_like(q)
+        dk, dv = k.new_empty(given.chunks, *k.shape), v.new_empty(given.chunks, *v.shape)
+        given.out, given.lse, given.dout = out.data_ptr(), lse.data_ptr(), dout.data_ptr()
+        given.dq, given.dk, given.dv = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+        sums: dict[str, Tensor] = {}
+        for name, table in named.items():
+            if name == "pair" and not ctx.needs_input_grad[6 + TABLES.index("pair")]:
+                continue
+            shape = table.shape if name == "pair" else (given.threads, *table.shape)
+            sums[name] = table.new_zeros(shape)
+            setattr(given, f"d{name}", sums[name].data_ptr())
+        library().locant_backward(ctypes.byref(given))
+        grads = [None if name not in sums else sums[name] if name == "pair" else sums[name].sum(0) for name in TABLES]
+        return None, None, None, dq, _joined(dk), _joined(dv), *grads
+
+
+def _joined(chunks: Tensor) -> Tensor:
+    return chunks[0] if len(chunks) == 1 else chunks.sum(0)
+
+
+def _attend(call: Call) -> Tensor:
+    operands, lowered = call.operands, lower.lower(call)
+    given = [operands.q.float(), operands.k.float(), operands.v.float(), *(getattr(lowered, name) for name in TABLES)]
+    out: Any = Native.apply(call, lowered.left, lowered.rows, *given)
+    return out.to(operands.q.dtype)
+
+
+@lru_cache(maxsize=1)
+def _load() -> ctypes.CDLL | str:
+    """The library, built and checked; or why it cannot be had, with one warning."""
+    try:
+        library = build.load(build.build())
+        if library.locant_arguments_size() != ctypes.sizeof(Arguments):
+            raise Unavailable("the library was built from another version of its source")
+    except Unavailable as reason:
+        why = str(reason)
+    else:
+        _loaded.append(library)
+        worst = self_check()
+        if worst < 1e-4:
+            return library
+        _loaded.clear()
+        why = f"its results differ from the backend 'blocked' by {worst:.2g}"
+    warnings.warn(f"native attention is switched off: {why}; the slower backends serve", RuntimeWarning, stacklevel=5)
+    return why
+
+
+_loaded: list[ctypes.CDLL] = []
+
+
+def library() -> ctypes.CDLL:
+    """The loaded library.
+
+    Raises: RuntimeError where there is none.
+    """
+    found = _loaded[0] if _loaded else _load()
+    if isinstance(found, str):
+        raise RuntimeError(f"backend 'native' cannot: {found}; use backend='auto' or 'blocked'")
+    return found
+
+
+def self_check() -> float:
+    """The largest difference to `blocked` in outputs and gradients, relative to their size, over a few small calls."""
+    worst = 0.0
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).requires_grad_()
+
+    for num_queries, num_keys, clip, causal in ((70, 70, 3, True), (33, 130, 200, False), (129, 257, 40, False)):
+        q, k, v = draw(1, 2, num_queries, 20), draw(1, 2, num_keys, 20), draw(1, 2, num_keys, 12)
+        vectors, numbers, rule = [draw(2, 2 * clip + 1, 20) for _ in range(3)], draw(2, 2 * clip + 1), Clip(clip)
+        pair = draw(1, 2, num_queries, num_keys)
+        positions = Positions.arange(num_queries, num_keys)
+        for terms in (
+            (RelativeQuery(vectors[0], rule), RelativeKey(vectors[1], rule), RelativeBias(numbers, rule)),
+            (RelativeGate(vectors[2], rule), RelativeScale(numbers, rule), PairBias(pair)),
+        ):
+            allowed = torch.ones(num_queries, num_queries, dtype=torch.bool).tril()[None, None] if causal else None
+            call = Call(Operands(q, k, v, positions, 0.25), terms, allowed, causal, 0.0, False)
+            leaves = [q, k, v, *(t for term in terms for t in vars(term).values() if isinstance(t, Tensor))]
+            with torch.enable_grad():
+                pairs = zip(_results(_attend(call), leaves), _results(blocked.run(call), leaves), strict=True)
+                worst = max(worst, *((a - b).abs().max().item() / (1 + b.abs().max().item()) for a, b in pairs))
+    return worst
+
+
+def _results(out: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+
+def refuses(call: Call) -> str | None:
+    """Why a call cannot be served; the first call that could be builds the kernel."""
+    reason = lower.refuses(call)
+    if reason is None:
+        found = _load()
+        reason = found if isinstance(found, str) else None
+    return reason
+
+
+def run(call: Call) -> Tensor:
+    """Output [B H I E]."""
+    return _attend(call)
+
+
+BACKEND = Backend(refuses=refuses, run=run)
