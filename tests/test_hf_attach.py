@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -163,6 +164,8 @@ def test_detach_restores_the_host_bit_for_bit(family: str, name: str) -> None:
     assert model.config._attn_implementation == kernel
     assert torch.equal(first(model(ids)), want)
     assert not any(m._forward_pre_hooks or hasattr(m, "locant_index") for m in model.modules())
+    ours = [h for m in model.modules() for h in m._forward_hooks.values() if h.__module__.startswith("locant")]
+    assert not ours
 
 
 @pytest.mark.parametrize("family", HOSTS)
@@ -186,6 +189,30 @@ def test_kept_host_with_a_neutral_encoding_is_the_host(family: str, name: str) -
         layer.neutralize()
     scale = want.abs().max().clamp(min=1)
     assert (first(model(ids)) - want).abs().max() / scale < 1e-6
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_the_kernel_of_the_host_comes_back(kernel: str) -> None:
+    model, ids = host("bert", attn_implementation=kernel), tokens(2, 6)
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[0, 4:] = 0
+    want = first(model(ids, attention_mask=mask))
+    locant.hf.attach(model, "none", keep_absolute=True)
+    assert torch.allclose(first(model(ids, attention_mask=mask)), want, atol=2e-6)
+    locant.hf.detach(model)
+    assert model.config._attn_implementation == kernel
+    assert torch.equal(first(model(ids, attention_mask=mask)), want)
+
+
+def test_a_kept_table_of_roberta_follows_its_own_rule_beside_an_input_encoding() -> None:
+    model, ids = host("roberta"), tokens(2, 7)
+    ids[0, 5:] = ids[1, 2] = 1  # pad_token_id, also within the text: the host skips it
+    rows = model.embeddings.create_position_ids_from_input_ids(ids, 1)
+    encoding = locant.load("sinusoidal", model_dim=WIDTH)
+    x = encoding.embed(model.embeddings.word_embeddings(ids), locant.Positions.arange(7))
+    want = first(model(inputs_embeds=x, position_ids=rows))
+    locant.hf.attach(model, "sinusoidal", keep_absolute=True)
+    assert torch.allclose(first(model(ids)), want, atol=1e-5)
 
 
 def test_absolute_with_the_weights_of_the_host_is_the_host() -> None:
@@ -362,6 +389,16 @@ def test_different_encodings_in_different_layers() -> None:
     locant.hf.detach(model)
     with pytest.raises(ValueError, match="got 3 encodings for 2 layers"):
         locant.hf.attach(model, ["shaw", "none", "t5"])
+
+
+def test_layers_of_different_kinds_where_tokens_are_embedded_narrower() -> None:
+    model = host("electra")
+    with pytest.raises(ValueError, match=r"embeds tokens with width 14 but its layers have 24; .* cannot use 'bert_r'"):
+        locant.hf.attach(model, ["bert_r", "shaw"])
+    with pytest.raises(ValueError, match=r"absolute\+shaw: no part takes the option 'clipp'=3"):
+        locant.hf.attach(model, "absolute+shaw", clipp=3)
+    noisy(model, "absolute+shaw", clip=3)
+    assert first(model(tokens(1, 5))).isfinite().all()
 
 
 def test_an_encoding_object_and_a_stack_are_taken_as_they_are() -> None:
@@ -613,6 +650,12 @@ def test_what_locant_does_not_compute_is_an_error() -> None:
     q = torch.randn(1, HEADS, 4, 8)
     with pytest.raises(ValueError, match=r"Linear asks for softcap=50.0"):
         interface.attention_forward(nn.Linear(1, 1), q, q, q, None, softcap=50.0)
+
+
+def test_without_transformers_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"transformers is not installed.*pip install 'locant\[hf\]'"):
+        importlib.reload(locant.hf)
 
 
 def test_both_functions_are_registered() -> None:

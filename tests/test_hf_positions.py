@@ -245,6 +245,17 @@ def test_explicit_ids_before_a_cache_count_on_without_ids() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
+def test_a_cache_that_the_host_made_knows_its_ids() -> None:
+    for family in CAUSAL:
+        model, ids = noisy(host(family), "shaw", clip=20), tokens(2, 6)
+        own = torch.stack((torch.arange(6) * 3, torch.arange(6) + 2))
+        want = model(ids, position_ids=own, use_cache=False).logits
+        begun = model(ids[:, :4], position_ids=own[:, :4], use_cache=True)
+        rest = model(ids[:, 4:], position_ids=own[:, 4:], past_key_values=begun.past_key_values)
+        assert close(rest.logits, want[:, 4:])
+
+
+@pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
 def test_errors_about_caches() -> None:
     model, cache = noisy(host("gpt2"), "shaw"), DynamicCache()
     model(tokens(1, 4), past_key_values=cache)

@@ -20,7 +20,7 @@ from locant.hf import interface
 from locant.hf.attachment import Attachment, Held, NoRotation, Nothing, Spec, attachments
 from locant.hf.build import build, host_sizes, is_named, spare_rows, table_rows
 from locant.hf.families import FAMILIES, ROTARY_NAMES, TABLE_NAMES, Site, find_sites
-from locant.hf.hooks import enter, kernel_of, meet
+from locant.hf.hooks import enter, kernel_of, leave, meet
 from locant.hf.interface import NAME
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -187,6 +187,7 @@ def _install(site: Site, built: Stack, spec: Spec, stand_ins: list[tuple[str, st
         )
     module.locant = attachment.train(module.training)
     module.register_forward_pre_hook(enter, with_kwargs=True)
+    module.register_forward_hook(leave, with_kwargs=True)
     for index, (_, layer) in enumerate(attention):
         layer.locant_index = index  # pyright: ignore[reportArgumentType]
         layer.register_forward_pre_hook(meet, with_kwargs=True)
@@ -199,3 +200,7 @@ def _remove_hooks(module: nn.Module) -> None:
         if hook in (enter, meet):
             del module._forward_pre_hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
+    for key, hook in list(module._forward_hooks.items()):
+        if hook is leave:
+            del module._forward_hooks[key]
+            module._forward_hooks_with_kwargs.pop(key, None)

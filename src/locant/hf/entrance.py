@@ -55,7 +55,8 @@ def arrival(arguments: dict[str, Any]) -> Arrival:
 
 
 def _with_cache(arguments: dict[str, Any], batch: int, new: int, device: torch.device) -> Arrival:
-    cache = arguments.get("cache", arguments.get("past_key_values"))
+    cache = arguments.get("cache")
+    cache = arguments.get("past_key_values") if cache is None else cache
     if cache is None or not hasattr(cache, "get_mask_sizes"):
         return Arrival(batch, new, 0, new, device)
     past = cache.get_seq_length()
@@ -231,10 +232,14 @@ def _next(at: Arrival) -> Tensor:
 
 
 def _store(at: Arrival, ids: Tensor) -> None:
-    if at.cache is None:
-        return
-    at.cache.locant_ids = ids
-    if "reorder_cache" in vars(at.cache):
+    if at.cache is not None:
+        keep(at.cache, ids)
+
+
+def keep(cache: Any, ids: Tensor) -> None:
+    """Keep the ids of a cache's keys with it; they follow when its rows are reordered, selected, repeated or reset."""
+    cache.locant_ids = ids
+    if "reorder_cache" in vars(cache):
         return
     for name, follow in (
         ("reorder_cache", _reorder),
@@ -242,8 +247,8 @@ def _store(at: Arrival, ids: Tensor) -> None:
         ("batch_repeat_interleave", _repeat),
         ("reset", _reset),
     ):
-        if hasattr(type(at.cache), name):
-            setattr(at.cache, name, types.MethodType(follow, at.cache))
+        if hasattr(type(cache), name):
+            setattr(cache, name, types.MethodType(follow, cache))
 
 
 def _rows(cache: Any, rows: Tensor) -> None:

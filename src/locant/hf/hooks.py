@@ -1,4 +1,4 @@
-"""What happens in a forward of an attached model: a pre-hook on each stack of layers, and one on each attention module.
+"""What happens in a forward of an attached model: hooks on each stack of layers, and one on each attention module.
 
 Hooks are plain functions and read everything from the module they run on, so that copies of a model are independent.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
 from locant.hf import entrance
 from locant.hf.attachment import Attachment
@@ -58,6 +59,18 @@ def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     weights = getattr(config, "output_attentions", False) if weights is None else weights
     arguments[NAME] = attachment.route(positions, bool(weights))
     return (), arguments
+
+
+def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """After a stack: a cache that the host made itself gets the ids of its keys."""
+    route: Route | None = kwargs.get(NAME)
+    if route is None or route.positions.contiguous or kwargs.get("cache", kwargs.get("past_key_values")) is not None:
+        return
+    values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else ()
+    for cache in values:
+        if isinstance(cache, Cache):
+            ids = route.positions.key
+            entrance.keep(cache, ids if ids.dim() == 2 else ids[None])
 
 
 def _check_kept(attachment: Attachment, at: entrance.Arrival, positions: Positions) -> None:
