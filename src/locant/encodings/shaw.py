@@ -24,7 +24,7 @@ class Shaw(Encoding):
     Shapes: table, value_table [1 or H, 2K+1, D] (K = ``clip``, default max_length - 1; two more rows with
     ``untie_cls``). Acts on: logits, content-dependent, inside 1/sqrt(D); values.     Neutral at: tables = 0.
     Past the clip: all farther offsets share the last row.     Cost: O(B H I R D) time, O(B H I R) memory, R = 2K+1.
-    Raises: ValueError if clip < 1, or neither keys nor values.
+    Raises: ValueError if clip < 1, neither keys nor values, an unknown ``outside``.
     """
 
     name = "shaw"
@@ -56,6 +56,8 @@ class Shaw(Encoding):
         clip = max_length - 1 if clip is None else clip
         if clip < 1:
             raise ValueError(f"shaw: clip={clip} tells no offsets apart; give clip >= 1 (or max_length >= 2)")
+        if outside not in ("clip", "zero"):
+            raise ValueError(f"shaw: unknown outside={outside!r}; choose 'clip' or 'zero'")
         if not (keys or values):
             raise ValueError("shaw: keys=False and values=False leave nothing to add; switch one on")
         if tie_kv and not (keys and values):

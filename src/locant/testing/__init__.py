@@ -11,6 +11,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 
+import torch
+
 from locant.encoding import Encoding
 from locant.testing.case import Case, Host
 from locant.testing.claims import (
@@ -91,7 +93,7 @@ def check_encoding(
         encoding = case
         case = Case(
             encoding.name,
-            lambda: copy.deepcopy(encoding),
+            lambda: copy.deepcopy(encoding).to(torch.get_default_device()),
             num_heads=num_heads,
             head_dim=head_dim,
             model_dim=model_dim,

@@ -21,9 +21,9 @@ DOUBLE = torch.float64
 class Case:
     """What the conformance suite must know about an encoding.
 
-    ``logit(p, q, k, i, j, h)`` is the paper's line for one pair, with every factor: float64 numpy vectors q and k before
-    any change by the encoding, position ids i and j, head h; p maps parameter names to numpy arrays and holds the layer's
-    own projections as ``host.query.weight`` [H*D M], ``host.query.bias``, ``host.key.weight``, ``host.key.bias``.
+    ``logit(p, q, k, i, j, h)`` is the paper's line for one pair, with every factor: float64 numpy vectors q and k
+    before any change by the encoding, position ids i and j, head h; p maps parameter names to numpy arrays and holds
+    the layer's projections, ``host.query.weight`` [H*D M], ``host.query.bias``, ``host.key.weight``, ``host.key.bias``.
     ``value(p, v, i, j, h)`` is what a pair hands to the output (default v); ``embed(p, x, i, length)`` the vector of a
     token (default x). None of the three may call the package.
     ``parameters`` counts the numbers of one layer; ``shared``: whether all layers of the paper share them (None: the

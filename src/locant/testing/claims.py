@@ -42,7 +42,7 @@ def check_neutral(case: Case) -> None:
 
 def check_position(case: Case) -> None:
     """Away from its neutral value an encoding breaks permutation equivariance (one that is always neutral keeps it)."""
-    verdict = Verdict(case.id, "position")
+    verdict = Verdict(case.id, "position")  # https://github.com/microsoft/foldingdiff lost all position unnoticed
     encoding, host = case.build(), case.host()
     x = case.random(BATCH, KEYS, case.model_dim, seed=8)
     order = torch.randperm(KEYS, generator=torch.Generator().manual_seed(1))

@@ -18,7 +18,7 @@ LENGTH = 9
 
 def check_cache(case: Case) -> None:
     """Decoding by chunks of 1, 2 and 3 tokens over cached keys equals the full causal pass."""
-    verdict = Verdict(case.id, "cache")
+    verdict = Verdict(case.id, "cache")  # https://github.com/huggingface/transformers/issues/19045
     encoding, host = case.build(), case.host()
     x = case.random(2, LENGTH, case.model_dim, seed=8)
     full = host(encoding, x, Positions.arange(LENGTH), causal=True, backend="reference")
@@ -41,6 +41,7 @@ def _alone(encoding: Encoding, host: Host, x: Tensor, causal: bool) -> Tensor:
 
 def check_padding(case: Case) -> None:
     """Padding left, right or in holes changes no real token, causal or not, in a batch of unequal rows."""
+    # https://github.com/huggingface/transformers/issues/22707, https://github.com/PaddlePaddle/PaddleNLP/pull/6495
     verdict = Verdict(case.id, "padding")
     encoding, host = case.build(), case.host()
     masks = {
@@ -62,7 +63,7 @@ def check_padding(case: Case) -> None:
 
 def check_packing(case: Case) -> None:
     """Documents packed into one row each equal their own run."""
-    verdict = Verdict(case.id, "packing")
+    verdict = Verdict(case.id, "packing")  # https://github.com/huggingface/transformers/pull/46333
     encoding, host = case.build(), case.host()
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 5, 4, 4]])
     x = case.random(2, LENGTH, case.model_dim, seed=8)
@@ -92,7 +93,7 @@ def check_explicit_ids(case: Case) -> None:
 
 def check_empty_rows(case: Case) -> None:
     """A query that sees nothing gives zeros, and all gradients stay finite."""
-    verdict = Verdict(case.id, "empty rows")
+    verdict = Verdict(case.id, "empty rows")  # https://github.com/huggingface/transformers/issues/48176
     encoding, host = case.build(), case.host()
     x, memory = (case.random(2, n, case.model_dim, seed=n) for n in (7, 11))
     mask = torch.ones(2, 1, 1, 11, dtype=torch.bool)

@@ -70,6 +70,7 @@ def check_backends(case: Case) -> None:
     for scene in scenes(case, encoding):
         want_out, want = gradients(encoding, host, x, memory, scene, "reference")
         for name, gradient in want.items():
+            # https://github.com/huggingface/transformers/pull/31899: it would break data-parallel training
             verdict.must(gradient is not None, f"{name} has no gradient (reference, {scene.name})")
         auto = host(encoding, x, scene.positions, memory, **scene.how)
         verdict.close(f"output (auto, {scene.name})", auto, want_out, 1e-11)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from locant.encoding import Encoding, Stack, stack
+from locant.encoding import Stack, stack
 from locant.positions import Positions
 from locant.testing.case import BATCH, KEYS, Case, Host, redraw
 from locant.testing.verdict import Verdict
@@ -45,26 +45,24 @@ def check_state_dict(case: Case) -> None:
 
 
 def check_dtype(case: Case) -> None:
-    """The output has the dtype of its input, also while parameters are wider; nothing stays behind in an old dtype."""
+    """The output has the dtype of its input, moved with it or kept in float32, and stays near the wide output."""
     verdict = Verdict(case.id, "dtype")
-    encoding, positions = case.build(torch.float32), Positions.arange(KEYS)
-    wide = case.host(torch.float32)(encoding, _tokens(case, torch.float32), positions)
-    for dtype, host in ((torch.bfloat16, case.host(torch.bfloat16)), (torch.float16, case.host(torch.float16))):
-        kept = host(encoding, _tokens(case, dtype), positions) if not _reads_host(encoding) else None
-        moved = host(copy.deepcopy(encoding).to(dtype), _tokens(case, dtype), positions)
-        for what, out in (("moved", moved), ("kept in float32", kept)):
-            if out is None:
-                continue
+    encoding, host, positions = case.build(torch.float32), case.host(torch.float32), Positions.arange(KEYS)
+    wide = host(encoding, _tokens(case, torch.float32), positions)
+    operands = case.operands(KEYS, KEYS, torch.float32)
+    kept_wide = host.attend(encoding, *operands, _tokens(case, torch.float32), encoding.prepare(positions))
+    for dtype in (torch.bfloat16, torch.float16):
+        moved = case.host(dtype)(copy.deepcopy(encoding).to(dtype), _tokens(case, dtype), positions)
+        narrow, x = [t.to(dtype) for t in operands], _tokens(case, dtype)
+        kept = host.attend(encoding, *narrow, x, encoding.prepare(positions))
+        embedded = encoding.embed(x, positions)
+        verdict.must(embedded.dtype == dtype, f"parameters kept in float32: embedding is {embedded.dtype}, not {dtype}")
+        for what, out, want in (("moved", moved, wide), ("kept in float32", kept, kept_wide)):
             verdict.must(out.dtype == dtype, f"parameters {what}: output is {out.dtype}, expected {dtype}")
-            verdict.close(f"output, parameters {what}, {dtype}", out, wide, 0.3)
+            verdict.close(f"output, parameters {what}, {dtype}", out, want, 0.3)
     back = copy.deepcopy(encoding).to(torch.float16).to(torch.float32)
-    out = case.host(torch.float32)(back, _tokens(case, torch.float32), positions)
+    out = host(back, _tokens(case, torch.float32), positions)
     verdict.must(out.dtype == torch.float32, f"moved to float16 and back: output is {out.dtype}")
-
-
-def _reads_host(encoding: Encoding) -> bool:
-    """Whether an encoding hands its table to the host's own projections, which then must have its dtype."""
-    return any(getattr(part, "table", None) is not None and part.name == "deberta" for part in encoding.parts())
 
 
 def check_copies(case: Case) -> None:
