@@ -168,6 +168,20 @@ def test_half_precision_is_no_worse_than_reference(dtype: torch.dtype) -> None:
         assert (got - want).abs().max() <= 2 * (plain - want).abs().max()
 
 
+@pytest.mark.parametrize("probability", [0.1, 0.5, 1.0])
+def test_dropout_is_that_of_blocked(probability: float) -> None:
+    inputs, terms = qkv(70, 131), TERMS["both, own rules"](70, 131)
+    options = {"dropout": probability, "mask": torch.rand(B, 1, 1, 131) > 0.3}
+    torch.manual_seed(5)
+    got = outcomes("native", inputs, terms, options, torch.float32)
+    torch.manual_seed(5)
+    want = outcomes("blocked", inputs, terms, options, torch.float64)
+    for a, b in zip(got, want, strict=True):
+        assert (a - b).abs().max() < 2e-5 * (1 + b.abs().max())
+    other = outcomes("native", inputs, terms, options, torch.float32)
+    assert probability == 1 or not torch.equal(got[0], other[0])
+
+
 def test_transposed_views_are_read_right() -> None:
     inputs = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in qkv(33, 33)]
     inputs = [t.float() for t in inputs]
@@ -177,11 +191,9 @@ def test_transposed_views_are_read_right() -> None:
     )
 
 
-def call(
-    *terms: object, dtype: torch.dtype = torch.float32, positions: Positions | None = None, dropout: float = 0.0
-) -> Call:
+def call(*terms: object, dtype: torch.dtype = torch.float32, positions: Positions | None = None) -> Call:
     q, k, v = (t.to(dtype) for t in qkv(7, 7))
-    return Call(Operands(q, k, v, positions or Positions.arange(7), 0.5), terms, None, False, dropout, False)
+    return Call(Operands(q, k, v, positions or Positions.arange(7), 0.5), terms, None, False, 0.0, False)
 
 
 def test_what_it_cannot_serve_is_refused_with_the_reason() -> None:
@@ -194,7 +206,6 @@ def test_what_it_cannot_serve_is_refused_with_the_reason() -> None:
     gate = RelativeGate(table(9, D), Clip(4))
     assert "several vector gates" in (refuses(call(gate, gate)) or "")
     assert "torch.float64" in (refuses(call(query, dtype=torch.float64)) or "")
-    assert "dropout" in (refuses(call(query, dropout=0.1)) or "")
     empty = [t[:0].float() for t in qkv(7, 7)]
     assert "nothing" in (refuses(Call(Operands(*empty, Positions.arange(7), 0.5), (), None, False, 0.0, False)) or "")
     assert "weights" in (refuses(Call(call().operands, (), None, False, 0.0, True)) or "")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locant.backends import dropout
 from locant.backends.blocked import gate, parts
 from locant.backends.blocked.parts import Part, Setting
 from locant.backends.blocked.tile import Group, Scratch, Tile
@@ -101,7 +102,7 @@ class Plan:
         dtype = torch.promote_types(call.operands.q.dtype, torch.float32)
         block = max(1, min(BLOCK, num_queries, max(16, TILE_ELEMENTS // max(num_keys, 1))))
         group = max(1, min(num_heads, TILE_ELEMENTS // max(block * num_keys, 1)))
-        seed = int(torch.randint(1 << 48, ()).item()) if call.dropout else 0
+        seed = dropout.draw_seed() if call.dropout else 0
         return cls(call, block, group, dtype, seed)
 
     def parts(self, tensors: list[Tensor], grads: list[Tensor | None]) -> list[Part]:
@@ -128,7 +129,6 @@ class Loop:
         self.dq, self.dk, self.dv = grads[:3]
         self.parts = plan.parts(tensors, grads)
         self.scratch = Scratch(self.q)
-        self.generator = torch.Generator(self.q.device) if self.call.dropout else None
         self.backward = grads[0] is not None
 
     def stage(self, name: str) -> list[Part]:
@@ -194,18 +194,13 @@ class Loop:
 
     def kept(self, tile: Tile) -> Tensor | None:
         """What dropout multiplies the weights by, the same in forward and backward."""
-        if self.generator is None:
+        probability = self.call.dropout
+        if not probability:
             return None
-        group = tile.group
-        place = (group.batch * self.q.shape[1] + group.heads.start) * self.q.shape[2] + tile.queries.start
-        self.generator.manual_seed(self.plan.seed + place)
-        shape = (len(tile.q), tile.num_queries, tile.num_keys)
-        drawn = torch.rand(shape, generator=self.generator, dtype=self.q.dtype, device=self.q.device)
-        return (
-            (drawn >= self.call.dropout)
-            .to(self.q.dtype)
-            .mul_(0.0 if self.call.dropout == 1 else 1 / (1 - self.call.dropout))
-        )
+        group, device = tile.group, self.q.device
+        heads = torch.arange(group.heads.start, group.heads.stop, device=device) + group.batch * self.q.shape[1]
+        queries = torch.arange(tile.queries.start, tile.queries.stop, device=device)
+        return dropout.kept(self.plan.seed, probability, heads, queries, tile.num_keys, self.q.dtype)
 
     def run_forward(self, out: Tensor) -> None:
         """Fill ``out`` [B H I E]."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from locant.backends import blocked
+from locant.backends import blocked, dropout
 from locant.backends.call import Backend, Call
 from locant.backends.native import build, lower
 from locant.backends.native.build import Unavailable
@@ -34,8 +34,9 @@ class Arguments(ctypes.Structure):
         *((f"{name}_heads", _I64) for name in ("query", "key", "gate", "bias", "scale")),
         ("mask_strides", _FOUR),
         ("pair_strides", _FOUR),
-        *((name, _I64) for name in ("pair_groups_batch", "pair_groups_heads", "chunks", "threads")),
-        ("scale", ctypes.c_float),
+        *((name, _I64) for name in ("pair_groups_batch", "pair_groups_heads")),
+        *((name, _I64) for name in ("seed", "threshold", "chunks", "threads")),
+        *((name, ctypes.c_float) for name in ("scale", "kept")),
         *((name, _POINTER) for name in ("q", "k", "v", *TABLES, "mask", "out", "lse", "dout", "dq", "dk", "dv")),
         *((f"d{name}", _POINTER) for name in TABLES),
     )
@@ -47,14 +48,15 @@ def _strides(tensor: Tensor) -> Any:
 
 
 def _arguments(
-    call: Call, left: int, rows: int, q: Tensor, k: Tensor, v: Tensor, tables: dict[str, Tensor]
+    call: Call, seed: int, left: int, rows: int, q: Tensor, k: Tensor, v: Tensor, tables: dict[str, Tensor]
 ) -> Arguments:
     """All that forward and backward have in common."""
     scale = call.operands.scale
     assert not isinstance(scale, Tensor)
     batch, heads, queries, depth = q.shape
     given = Arguments(batch, heads, queries, k.shape[2], depth, v.shape[3], int(call.plain_causal), left, rows)
-    given.scale = scale
+    given.scale, given.seed = scale, seed
+    given.threshold, given.kept = dropout.threshold(call.dropout), dropout.factor(call.dropout)
     given.q, given.k, given.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
     for name, table in tables.items():
         setattr(given, name, table.data_ptr())
@@ -84,10 +86,11 @@ class Native(torch.autograd.Function):
         named = {name: t.contiguous() for name, t in zip(TABLES, tables, strict=True) if t is not None}
         out = q.new_empty(*q.shape[:3], v.shape[3])
         lse = q.new_empty(q.shape[:3])
-        given = _arguments(call, left, rows, q, k, v, named)
+        seed = dropout.draw_seed() if call.dropout else 0
+        given = _arguments(call, seed, left, rows, q, k, v, named)
         given.out, given.lse = out.data_ptr(), lse.data_ptr()
         library().locant_forward(ctypes.byref(given))
-        ctx.call, ctx.left, ctx.rows, ctx.names = call, left, rows, tuple(named)
+        ctx.common, ctx.names = (call, seed, left, rows), tuple(named)
         ctx.save_for_backward(q, k, v, out, lse, *named.values())
         return out
 
@@ -97,7 +100,7 @@ class Native(torch.autograd.Function):
         """Gradients of q, k, v and of every table."""
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         named = dict(zip(ctx.names, tensors, strict=True))
-        given = _arguments(ctx.call, ctx.left, ctx.rows, q, k, v, named)
+        given = _arguments(*ctx.common, q, k, v, named)
         dout = dout.contiguous()
         dq = torch.empty_like(q)
         dk, dv = k.new_empty(given.chunks, *k.shape), v.new_empty(given.chunks, *v.shape)

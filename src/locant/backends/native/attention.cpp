@@ -30,6 +30,7 @@ constexpr int LANES = 4, ROWS = 4;
 #endif
 typedef float Vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t Int __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 constexpr int64_t TILE = 64;         // queries and keys of a tile
 constexpr int64_t MARGIN = 2 * TILE;  // repeats of the first and last row beside a table
@@ -65,6 +66,14 @@ inline Vec exp_vec(Vec x) {
     const Int exponent = (__builtin_convertvector(n, Int) + 127) << 23;
     const Vec power = (Vec)exponent;
     return dead ? all(0.0f) : p * power;
+}
+
+// The hash of locant.backends.dropout.
+template <class T>
+inline T mix(T x) {
+    x = (x ^ (x >> 16)) * 0x7FEB352Du;
+    x = (x ^ (x >> 15)) * 0x846CA68Bu;
+    return x ^ (x >> 16);
 }
 
 // --- products: C[M N] (+)= A[M K] B[K N], with A(m, k) = a[m * row + k * col]; M a multiple of ROWS, N of LANES ---------
@@ -150,8 +159,9 @@ struct Arguments {
     int64_t query_heads, key_heads, gate_heads, bias_heads, scale_heads;  // 1 or H
     int64_t mask_strides[4], pair_strides[4];            // B H I J; 0 where broadcast
     int64_t pair_groups_batch, pair_groups_heads;        // batch and heads of `pair`, 1 where broadcast
+    int64_t seed, threshold;                             // of dropout; 0: none
     int64_t chunks, threads;                             // how the queries of one head are split; threads to use
-    float scale;
+    float scale, kept;                                   // kept: what dropout multiplies kept weights by
     const float *q, *k, *v;                              // [B H I D], [B H J D], [B H J E]
     const float *query, *key, *gate;                     // [H R D]
     const float *bias, *scales;                          // [H I + J - 1]
@@ -422,6 +432,21 @@ struct Block {
                 s[i * TILE + j] += from[(i0 + i) * a.pair_strides[2] + (j0 + j) * a.pair_strides[3]];
     }
 
+    // to[i, j] *= 0 or what dropout multiplies by.
+    void drop(int64_t j0, float* to) const {
+        const uint32_t h = mix(static_cast<uint32_t>((head.b * a.heads + head.h) * 0x9E3779B9u + a.seed));
+        Bits lane;
+        for (int l = 0; l < LANES; ++l) lane[l] = l * 0xC2B2AE35u;
+        for (int64_t i = 0; i < TILE; ++i) {
+            const uint32_t row = mix(h + static_cast<uint32_t>(i0 + i) * 0x85EBCA6Bu);
+            for (int64_t j = 0; j < TILE; j += LANES) {
+                const Bits bits = mix(lane + (row + static_cast<uint32_t>(j0 + j) * 0xC2B2AE35u)) >> 8;
+                const Int keep = (Int)bits >= static_cast<int32_t>(a.threshold);
+                store(to + i * TILE + j, keep ? load(to + i * TILE + j) * a.kept : all(0.0f));
+            }
+        }
+    }
+
     void hide(int64_t j0, float* s) const {
         const int64_t columns = std::min(TILE, a.keys - j0);
         for (int64_t i = 0; i < TILE; ++i) {
@@ -480,6 +505,7 @@ void forward_block(Block& block, float* accumulated) {
     for (int64_t j0 = 0; j0 < head.last_tile(block.i0); j0 += TILE) {
         block.logits(j0);
         softmax.step(block.tile, accumulated, head.E);
+        if (a.threshold) block.drop(j0, block.tile);
         product(TILE, head.E, TILE, block.tile, TILE, 1, head.v + j0 * head.E, head.E, accumulated, head.E, true);
     }
     const int64_t at = (head.b * a.heads + head.h) * a.queries;
@@ -497,6 +523,7 @@ struct Gradients {
     Buffer dq, dk, dv, dout, dtile, spread, dwindow, dfar, dbias, dscales;
     Buffer dquery, dkey, dgate;  // with margins; dgate transposed, [D stride]
     Buffer dkt, spare;           // for the gate: dk as [J / TILE, D, TILE]; one product
+    Buffer dropped;
     Gradients(const Head& head, const Table& query, const Table& key, const Table& gate, int64_t wide)
         : dq(TILE * head.D),
           dk(head.J * head.D),
@@ -512,7 +539,8 @@ struct Gradients {
           dkey(head.a.key ? (key.length + TILE) * head.D : 0),
           dgate(head.a.gate ? head.a.depth * gate.stride + 2 * TILE : 0),
           dkt(head.a.gate ? head.J * head.D : 0),
-          spare(head.a.gate ? TILE * head.D : 0) {}
+          spare(head.a.gate ? TILE * head.D : 0),
+          dropped(head.a.threshold ? TILE * TILE : 0) {}
     void open();
     void close(const Head& head, const Table& key, const Table& gate, int64_t chunk, int64_t thread);
 };
@@ -550,7 +578,14 @@ struct Backward {
             for (int64_t j = 0; j < TILE; j += LANES)
                 store(p + i * TILE + j, exp_vec(load(p + i * TILE + j) - (lse[i] == INF ? 1e30f : lse[i])));
         product(TILE, TILE, a.width, g.dout, head.E, 1, head.vt + j0 * head.E, TILE, d, TILE, false);
-        product(TILE, head.E, TILE, p, 1, TILE, g.dout, head.E, g.dv + j0 * head.E, head.E, true);
+        const float* dropped = p;
+        if (a.threshold) {
+            block.drop(j0, d);
+            std::memcpy(g.dropped, p, TILE * TILE * 4);
+            block.drop(j0, g.dropped);
+            dropped = g.dropped;
+        }
+        product(TILE, head.E, TILE, dropped, 1, TILE, g.dout, head.E, g.dv + j0 * head.E, head.E, true);
         for (int64_t i = 0; i < TILE; ++i)
             for (int64_t j = 0; j < TILE; j += LANES)
                 store(d + i * TILE + j, load(p + i * TILE + j) * (load(d + i * TILE + j) - delta[i]));

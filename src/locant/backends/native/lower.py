@@ -52,8 +52,6 @@ def refuses(call: Call) -> str | None:
         return "there is nothing to compute"
     if isinstance(operands.scale, Tensor) or operands.scale == 0:
         return "the scale must be one number other than 0"
-    if call.dropout:
-        return "it has no dropout"
     return "it does not return weights" if call.return_weights else None
 
 
