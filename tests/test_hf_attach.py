@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -664,14 +665,15 @@ def test_both_functions_are_registered() -> None:
     assert T.AttentionMaskInterface._global_mapping["locant"] is interface.mask_function
 
 
-def test_every_family_row_names_classes_that_exist() -> None:
+def test_every_family_row_names_classes_that_exist_and_is_in_the_guide() -> None:
+    guide = (Path(__file__).resolve().parents[1] / "docs" / "hugging_face.md").read_text(encoding="utf-8")
     modules = ["bert", "roberta", "electra", "albert", "distilbert", "gpt2", "llama", "t5"]
     assert [family.name for family in FAMILIES] == modules
     for family in FAMILIES:
         source = importlib.import_module(f"transformers.models.{family.name}.modeling_{family.name}")
         for name in (*family.stacks, *family.attention, *family.encoders):
             assert hasattr(source, name), name
-        assert family.own_positions != "nothing"
+        assert f"| {family.name} | {family.own_positions} |" in guide
 
 
 def test_gradient_checkpointing_gives_equal_gradients_or_is_refused() -> None:

@@ -256,6 +256,14 @@ def test_a_cache_that_the_host_made_knows_its_ids() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
+def test_generating_past_the_table_is_the_same_error() -> None:
+    for options in ({}, {"use_cache": False}):
+        model = noisy(host("gpt2"), "absolute")
+        with pytest.raises(ValueError, match=f"positions reach {ROWS + 1} but the table has {ROWS} rows"):
+            model.generate(tokens(1, 20), max_new_tokens=40, do_sample=False, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
 def test_errors_about_caches() -> None:
     model, cache = noisy(host("gpt2"), "shaw"), DynamicCache()
     model(tokens(1, 4), past_key_values=cache)
