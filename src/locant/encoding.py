@@ -179,7 +179,7 @@ class Sum(Encoding):
         return Properties(
             shift_invariant=all(p.shift_invariant for p in all_of),
             symmetric=all(p.symmetric for p in all_of),
-            beyond_range=min((p.beyond_range for p in all_of), key=get_args(Beyond).index),
+            beyond_range=next(b for b in get_args(Beyond) if any(p.beyond_range == b for p in all_of)),
             layers="shared" if all(p.layers == "shared" for p in all_of) else "separate",
             neutral=" and ".join(n for n in neutral if n) if all(neutral) else None,
             content=any(p.content for p in all_of),

@@ -81,7 +81,9 @@ class Positions:
         keys. Raises: TypeError if the mask is not boolean, ValueError if there are more queries than keys.
         """
         if mask.dtype != torch.bool:
-            raise TypeError(f"positions: the mask has dtype {mask.dtype}, True/False is needed (True = real token); use mask.bool()")
+            raise TypeError(
+                f"positions: the mask has dtype {mask.dtype}, True/False is needed (True = real token); use mask.bool()"
+            )
         num_keys = mask.shape[-1]
         num_queries = num_keys if num_queries is None else num_queries
         if num_queries > num_keys:

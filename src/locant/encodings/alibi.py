@@ -32,7 +32,8 @@ class Alibi(Encoding):
     """A penalty that grows with the distance, with a fixed slope for each head.
 
     Shapes: no parameters (``trainable``: slope [H]).     Acts on: logits, content-free, unscaled.
-    Neutral at: slope = 0 (``trainable`` only, and not ``asymmetric``).     Past any length: linear.     Cost: O(H (I+J)) for each layer.
+    Neutral at: slope = 0 (``trainable`` only, and not ``asymmetric``).     Past any length: linear.
+    Cost: O(H (I+J)) for each layer.
     ``asymmetric``: the first half of the heads looks left only, the second half right only (an extension for encoders).
     Raises: ValueError if num_heads < 1, or an odd number of heads with ``asymmetric``.
     """
