@@ -29,6 +29,7 @@ from locant.terms import (
     RelativeValue,
     SignedLogBucket,
     Untied,
+    WeightScale,
 )
 
 B, H, D, E = 2, 3, 20, 12
@@ -86,6 +87,13 @@ TERMS: dict[str, Callable[[int, int], list]] = {
         RelativeKey(table(9, D), Clip(4)),
         PairBias(given(H, i, j)),
     ],
+    "value": lambda i, j: [RelativeValue(table(9, E, heads=1), Clip(4))],
+    "value, no clip, per head": lambda i, j: [RelativeValue(table(601, E), Clip(300))],
+    "query and values": lambda i, j: [
+        RelativeQuery(table(41, D), Clip(20)),
+        RelativeValue(table(4, E), Distance(3)),
+        RelativeValue(table(12, E, heads=1), Clip(5, "zero")),
+    ],
     "pair": lambda i, j: [PairBias(given(B, H, i, j))],
     "pair, shared by the batch, scaled": lambda i, j: [PairBias(given(1, H, i, j), scaled=True)],
     "pair, shared by the heads": lambda i, j: [PairBias(given(B, 1, i, j))],
@@ -125,7 +133,7 @@ def test_terms_equal_reference(terms: str, size: tuple[int, int]) -> None:
     check(qkv(*size), TERMS[terms](*size), {})
 
 
-@pytest.mark.parametrize("terms", ["none", "both, own rules", "gate and all", "pair, shared by the batch, scaled"])
+@pytest.mark.parametrize("terms", ["none", "both, own rules", "gate and all", "query and values"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -143,7 +151,7 @@ def test_masks_and_scales_equal_reference(size: tuple[int, int], options: Callab
 
 
 @pytest.mark.parametrize("threads", [2, 5])
-@pytest.mark.parametrize("terms", ["gate and all", "pairs", "pair, shared by the heads", "both, own rules"])
+@pytest.mark.parametrize("terms", ["gate and all", "pairs", "pair, shared by the heads", "query and values"])
 def test_few_heads_are_split_by_queries(terms: str, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -170,7 +178,8 @@ def test_half_precision_is_no_worse_than_reference(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 1.0])
 def test_dropout_is_that_of_blocked(probability: float) -> None:
-    inputs, terms = qkv(70, 131), TERMS["both, own rules"](70, 131)
+    inputs = qkv(70, 131)
+    terms = TERMS["both, own rules"](70, 131) + TERMS["query and values"](70, 131)
     options = {"dropout": probability, "mask": torch.rand(B, 1, 1, 131) > 0.3}
     torch.manual_seed(5)
     got = outcomes("native", inputs, terms, options, torch.float32)
@@ -200,7 +209,7 @@ def test_what_it_cannot_serve_is_refused_with_the_reason() -> None:
     refuses = BACKENDS["native"].refuses
     query = RelativeQuery(table(9, D), Clip(4))
     assert refuses(call(query)) is None
-    assert "RelativeValue" in (refuses(call(RelativeValue(table(9, E), Clip(4)))) or "")
+    assert "WeightScale" in (refuses(call(WeightScale(given(H, 7, 7)))) or "")
     assert "contiguous" in (refuses(call(query, positions=Positions.packed(torch.zeros(B, 7, dtype=torch.long)))) or "")
     assert "contiguous" in (refuses(call(RelativeQuery(table(9, D), Untied(Clip(3), 7, 8)))) or "")
     gate = RelativeGate(table(9, D), Clip(4))

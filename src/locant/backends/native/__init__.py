@@ -20,9 +20,19 @@ from locant.backends.call import Backend, Call
 from locant.backends.native import build, lower
 from locant.backends.native.build import Unavailable
 from locant.positions import Positions
-from locant.terms import Clip, Operands, PairBias, RelativeBias, RelativeGate, RelativeKey, RelativeQuery, RelativeScale
+from locant.terms import (
+    Clip,
+    Operands,
+    PairBias,
+    RelativeBias,
+    RelativeGate,
+    RelativeKey,
+    RelativeQuery,
+    RelativeScale,
+    RelativeValue,
+)
 
-TABLES = ("query", "key", "gate", "bias", "scales", "pair")
+TABLES = ("query", "key", "gate", "value", "bias", "scales", "pair")
 _I64, _FOUR, _POINTER = ctypes.c_int64, ctypes.c_int64 * 4, ctypes.c_void_p
 
 
@@ -31,7 +41,7 @@ class Arguments(ctypes.Structure):
 
     _fields_ = (
         *((name, _I64) for name in ("batch", "heads", "queries", "keys", "depth", "width", "causal", "left", "rows")),
-        *((f"{name}_heads", _I64) for name in ("query", "key", "gate", "bias", "scale")),
+        *((f"{name}_heads", _I64) for name in ("query", "key", "gate", "value", "bias", "scale")),
         ("mask_strides", _FOUR),
         ("pair_strides", _FOUR),
         *((name, _I64) for name in ("pair_groups_batch", "pair_groups_heads")),
@@ -100,7 +110,8 @@ class Native(torch.autograd.Function):
         """Gradients of q, k, v and of every table."""
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         named = dict(zip(ctx.names, tensors, strict=True))
-        given = _arguments(*ctx.common, q, k, v, named)
+        call, seed, left, rows = ctx.common
+        given = _arguments(call, seed, left, rows, q, k, v, named)
         dout = dout.contiguous()
         dq = torch.empty_like(q)
         dk, dv = k.new_empty(given.chunks, *k.shape), v.new_empty(given.chunks, *v.shape)
@@ -174,11 +185,11 @@ def self_check() -> float:
     for num_queries, num_keys, clip, causal in ((70, 70, 3, True), (33, 130, 200, False), (129, 257, 40, False)):
         q, k, v = draw(1, 2, num_queries, 20), draw(1, 2, num_keys, 20), draw(1, 2, num_keys, 12)
         vectors, numbers, rule = [draw(2, 2 * clip + 1, 20) for _ in range(3)], draw(2, 2 * clip + 1), Clip(clip)
-        pair = draw(1, 2, num_queries, num_keys)
+        pair, values = draw(1, 2, num_queries, num_keys), draw(1, 2 * clip + 1, 12)
         positions = Positions.arange(num_queries, num_keys)
         for terms in (
             (RelativeQuery(vectors[0], rule), RelativeKey(vectors[1], rule), RelativeBias(numbers, rule)),
-            (RelativeGate(vectors[2], rule), RelativeScale(numbers, rule), PairBias(pair)),
+            (RelativeGate(vectors[2], rule), RelativeScale(numbers, rule), PairBias(pair), RelativeValue(values, rule)),
         ):
             allowed = torch.ones(num_queries, num_queries, dtype=torch.bool).tril()[None, None] if causal else None
             call = Call(Operands(q, k, v, positions, 0.25), terms, allowed, causal, 0.0, False)

@@ -3,6 +3,7 @@
 // For batch b, head h, query i and key j, with offset o = j - i - (J - I):
 //     content = sum_c s q_c k_c gate[o]_c * scale[o]
 //     logit   = content + s q . query[o] + k . key[o] + bias[o] + pair[i, j]       (the tables hold s where it is due)
+//     out     = sum_j weight (v + value[o]),  weights after softmax and dropout
 // Vector tables have one row for each offset left .. right; farther offsets use the first or last row.
 // Numbers (scale, bias) have one entry for every offset. Everything is cut into tiles of 64 queries x 64 keys; inputs are
 // copied to zero-padded buffers, so that no loop has a tail. Written with GCC vector types: any CPU, fast on AVX2, AVX-512.
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 #ifdef _OPENMP
 #include <omp.h>
@@ -156,21 +158,21 @@ struct Arguments {
     int64_t batch, heads, queries, keys, depth, width;  // B H I J D E
     int64_t causal;                                      // key j is seen by query i while j <= i + J - I
     int64_t left, rows;                                  // offsets of the vector tables: left .. left + rows - 1
-    int64_t query_heads, key_heads, gate_heads, bias_heads, scale_heads;  // 1 or H
+    int64_t query_heads, key_heads, gate_heads, value_heads, bias_heads, scale_heads;  // 1 or H
     int64_t mask_strides[4], pair_strides[4];            // B H I J; 0 where broadcast
     int64_t pair_groups_batch, pair_groups_heads;        // batch and heads of `pair`, 1 where broadcast
     int64_t seed, threshold;                             // of dropout; 0: none
     int64_t chunks, threads;                             // how the queries of one head are split; threads to use
     float scale, kept;                                   // kept: what dropout multiplies kept weights by
     const float *q, *k, *v;                              // [B H I D], [B H J D], [B H J E]
-    const float *query, *key, *gate;                     // [H R D]
+    const float *query, *key, *gate, *value;             // [H R D], value [H R E]
     const float *bias, *scales;                          // [H I + J - 1]
     const float* pair;
     const uint8_t* mask;
     float *out, *lse;                                    // [B H I E], [B H I]
     const float* dout;
     float *dq, *dk, *dv;                                 // [B H I D], [chunks B H J D], [chunks B H J E]
-    float *dquery, *dkey, *dgate;                        // [threads H R D], zeroed
+    float *dquery, *dkey, *dgate, *dvalue;               // [threads H R D], zeroed
     float *dbias, *dscales;                              // [threads H I + J - 1], zeroed
     float* dpair;                                        // as pair, zeroed
 };
@@ -184,23 +186,23 @@ namespace {
 
 enum class Side { left, band, right };
 
-// A vector table of one head: `rows` [R2 D2] and its transpose over offsets with margins; `reversed` for the key term.
+// A vector table of one head: `rows` [R D] and its transpose over offsets with margins; `reversed` for the key term.
 struct Table {
     int64_t rows, length, stride, depth;
     Buffer forward, transposed;  // [length Dp] and [D stride]; row x serves offset left - MARGIN + x (reversed: right + MARGIN - x)
-    Table(const Arguments& a, const float* source, bool reversed)
+    Table(const Arguments& a, const float* source, int64_t width, bool reversed)
         : rows(a.rows),
           length(source ? a.rows + 2 * MARGIN : 0),
           stride(up(length, LANES) + (up(length, LANES) / 16 % 2 ? 0 : 16)),
-          depth(up(a.depth, LANES)),
+          depth(up(width, LANES)),
           forward((length + TILE) * depth),
-          transposed(source ? a.depth * stride + 2 * TILE : 0) {
+          transposed(source ? depth * stride + 2 * TILE : 0) {
         for (int64_t x = 0; x < length; ++x) {
             int64_t r = std::min(std::max<int64_t>(x - MARGIN, 0), rows - 1);
             if (reversed) r = rows - 1 - r;
-            for (int64_t c = 0; c < a.depth; ++c) {
-                forward[x * depth + c] = source[r * a.depth + c];
-                transposed[c * stride + x] = source[r * a.depth + c];
+            for (int64_t c = 0; c < width; ++c) {
+                forward[x * depth + c] = source[r * width + c];
+                transposed[c * stride + x] = source[r * width + c];
             }
         }
     }
@@ -294,24 +296,26 @@ struct Head {
 struct Block {
     const Head& head;
     const Arguments& a;
-    const Table &query, &key, &gate;
+    const Table &query, &key, &gate, &value;
     int64_t wide;
-    Buffer tile, content, products, window, gated_left, gated_right;
+    Buffer tile, content, products, window, gated_left, gated_right, mass;
     int64_t i0 = 0, low = 0, high = 0;  // rows low .. high of the query table (multiples of ROWS and LANES) may be needed
 
-    Block(const Head& head, const Table& query, const Table& key, const Table& gate)
+    Block(const Head& head, const Table& query, const Table& key, const Table& gate, const Table& value)
         : head(head),
           a(head.a),
           query(query),
           key(key),
           gate(gate),
+          value(value),
           wide(up(a.rows + 2 * MARGIN, LANES) + TILE),
           tile(TILE * TILE),
           content(a.scales ? TILE * TILE : 0),
           products(a.query ? TILE * wide : 0),
           window(a.key ? GROUP * WINDOW : 0),
           gated_left(a.gate ? TILE * head.D : 0),
-          gated_right(a.gate ? TILE * head.D : 0) {}
+          gated_right(a.gate ? TILE * head.D : 0),
+          mass(a.value ? TILE * wide : 0) {}
 
     void needed() {  // offsets seen from this block, as columns with margins
         const int64_t first = std::max(head.at(i0 + TILE - 1, 0), MARGIN), last = head.at(i0, head.J - 1);
@@ -319,19 +323,68 @@ struct Block {
         high = up(std::max(std::min(last + 1, MARGIN + a.rows), low + 1), LANES);
     }
 
-    void open(int64_t start) {
-        i0 = start;
-        if (a.query) {
-            needed();
-            product(TILE, high - low, a.depth, head.q + i0 * head.D, head.D, 1, query.transposed + low, query.stride,
-                    products + low, wide, false);
-            for (int64_t i = 0; i < TILE; ++i) {
-                float* row = products + i * wide;
-                const int64_t first = std::max(low, MARGIN), last = std::min(high, MARGIN + a.rows) - 1;
-                for (int64_t x = 0; x < first; ++x) row[x] = row[first];
-                for (int64_t x = last + 1; x < wide; ++x) row[x] = row[last];
+    // x [TILE depth] times the rows of a table: to [TILE wide], with margins.
+    void meet(const float* x, int64_t stride, const Table& table, float* to) const {
+        product(TILE, high - low, table.depth, x, stride, 1, table.transposed + low, table.stride, to + low, wide, false);
+        const int64_t first = std::max(low, MARGIN), last = std::min(high, MARGIN + a.rows) - 1;
+        for (int64_t i = 0; i < TILE; ++i) {
+            float* row = to + i * wide;
+            for (int64_t x = 0; x < first; ++x) row[x] = row[first];
+            for (int64_t x = last + 1; x < wide; ++x) row[x] = row[last];
+        }
+    }
+
+    // s[i, j] += from[i, offset], where `from` has margins.
+    void spread(int64_t j0, Side side, const float* from, float* s) const {
+        for (int64_t i = 0; i < TILE; ++i) {
+            const float* row = from + i * wide;
+            if (side == Side::band) {
+                row += head.at(i0 + i, j0);
+                for (int64_t j = 0; j < TILE; j += LANES) store(s + i * TILE + j, load(s + i * TILE + j) + load(row + j));
+            } else {
+                const Vec constant = all(side == Side::left ? row[MARGIN] : row[MARGIN + a.rows - 1]);
+                for (int64_t j = 0; j < TILE; j += LANES) store(s + i * TILE + j, load(s + i * TILE + j) + constant);
             }
         }
+    }
+
+    // to[i, offset] += d[i, j]: the way back.
+    void gather(int64_t j0, Side side, const float* d, float* to) const {
+        for (int64_t i = 0; i < TILE; ++i) {
+            float* row = to + i * wide;
+            Vec total = all(0.0f);
+            for (int64_t j = 0; j < TILE; j += LANES) {
+                const Vec x = load(d + i * TILE + j);
+                if (side == Side::band) {
+                    float* at = row + head.at(i0 + i, j0 + j);
+                    store(at, load(at) + x);
+                } else {
+                    total += x;
+                }
+            }
+            if (side != Side::band) row[side == Side::left ? MARGIN : MARGIN + a.rows - 1] += sum(total);
+        }
+    }
+
+    // Bring what was gathered in the margins to the first and last row; returns the columns that count.
+    std::pair<int64_t, int64_t> collapse(float* gathered) const {
+        const int64_t first = MARGIN, last = MARGIN + a.rows - 1;
+        for (int64_t i = 0; i < TILE; ++i) {
+            float* row = gathered + i * wide;
+            for (int64_t x = 0; x < first; ++x) row[first] += row[x];
+            for (int64_t x = last + 1; x < wide; ++x) {
+                row[last] += row[x];
+                row[x] = 0.0f;
+            }
+        }
+        return {std::max(low, first), std::min(high, last + 1)};
+    }
+
+    void open(int64_t start) {
+        i0 = start;
+        needed();
+        if (a.query) meet(head.q + i0 * head.D, head.D, query, products);
+        if (a.value) std::memset(mass, 0, TILE * wide * 4);
         if (a.gate)
             for (int64_t i = 0; i < TILE; ++i)
                 for (int64_t c = 0; c < head.D; ++c) {
@@ -383,23 +436,10 @@ struct Block {
             for (int64_t i = 0; i < TILE; ++i)
                 for (int64_t j = 0; j < TILE; j += LANES)
                     store(s + i * TILE + j, load(s + i * TILE + j) + load(head.bias + (j0 + j - i0 - i + head.I)));
-        if (a.query) query_tile(j0, side, s);
+        if (a.query) spread(j0, side, products, s);
         if (a.key) key_tile(j0, side, s);
         if (a.pair) pair_tile(j0, s);
         hide(j0, s);
-    }
-
-    void query_tile(int64_t j0, Side side, float* s) const {
-        for (int64_t i = 0; i < TILE; ++i) {
-            const float* row = products + i * wide;
-            if (side == Side::band) {
-                row += head.at(i0 + i, j0);
-                for (int64_t j = 0; j < TILE; j += LANES) store(s + i * TILE + j, load(s + i * TILE + j) + load(row + j));
-            } else {
-                const Vec constant = all(side == Side::left ? row[MARGIN] : row[MARGIN + a.rows - 1]);
-                for (int64_t j = 0; j < TILE; j += LANES) store(s + i * TILE + j, load(s + i * TILE + j) + constant);
-            }
-        }
     }
 
     void key_tile(int64_t j0, Side side, float* s) {
@@ -469,7 +509,7 @@ struct Softmax {  // running maximum and sum of each query of a block
         std::fill(total, total + TILE, 0.0f);
     }
     // Turn logits into weights relative to the running maximum; bring what was summed so far to the new one.
-    void step(float* s, float* out, int64_t width) {
+    void step(float* s, float* out, int64_t width, float* mass, int64_t wide) {
         for (int64_t i = 0; i < TILE; ++i) {
             float* row = s + i * TILE;
             Vec high = load(row);
@@ -490,6 +530,7 @@ struct Softmax {  // running maximum and sum of each query of a block
                 const float factor = std::exp(most[i] - base);
                 total[i] *= factor;
                 for (int64_t c = 0; c < width; c += LANES) store(out + i * width + c, load(out + i * width + c) * factor);
+                for (int64_t x = 0; mass && x < wide; ++x) mass[i * wide + x] *= factor;
                 most[i] = now;
             }
             total[i] += sum(weight);
@@ -504,9 +545,15 @@ void forward_block(Block& block, float* accumulated) {
     std::memset(accumulated, 0, TILE * head.E * 4);
     for (int64_t j0 = 0; j0 < head.last_tile(block.i0); j0 += TILE) {
         block.logits(j0);
-        softmax.step(block.tile, accumulated, head.E);
+        softmax.step(block.tile, accumulated, head.E, a.value ? block.mass.data : nullptr, block.wide);
         if (a.threshold) block.drop(j0, block.tile);
+        if (a.value) block.gather(j0, head.side(block.i0, j0), block.tile, block.mass);
         product(TILE, head.E, TILE, block.tile, TILE, 1, head.v + j0 * head.E, head.E, accumulated, head.E, true);
+    }
+    if (a.value) {
+        const auto [low, high] = block.collapse(block.mass);
+        product(TILE, head.E, high - low, block.mass + low, block.wide, 1, block.value.forward + low * head.E, head.E,
+                accumulated, head.E, true);
     }
     const int64_t at = (head.b * a.heads + head.h) * a.queries;
     for (int64_t i = 0; i < std::min(TILE, a.queries - block.i0); ++i) {
@@ -523,24 +570,26 @@ struct Gradients {
     Buffer dq, dk, dv, dout, dtile, spread, dwindow, dfar, dbias, dscales;
     Buffer dquery, dkey, dgate;  // with margins; dgate transposed, [D stride]
     Buffer dkt, spare;           // for the gate: dk as [J / TILE, D, TILE]; one product
-    Buffer dropped;
-    Gradients(const Head& head, const Table& query, const Table& key, const Table& gate, int64_t wide)
+    Buffer dropped, toward, dvalue;  // toward: dout times the rows of the value table
+    Gradients(const Head& head, const Block& block)
         : dq(TILE * head.D),
           dk(head.J * head.D),
           dv(head.J * head.E),
           dout(TILE * head.E),
           dtile(TILE * TILE),
-          spread(head.a.query ? TILE * wide : 0),
+          spread(head.a.query ? TILE * block.wide : 0),
           dwindow(head.a.key ? GROUP * WINDOW : 0),
           dfar(head.a.key ? 2 * head.J : 0),
           dbias(head.a.bias ? head.I + head.J + TILE : 0),
           dscales(head.a.scales ? head.I + head.J + TILE : 0),
-          dquery(head.a.query ? (query.length + TILE) * head.D : 0),
-          dkey(head.a.key ? (key.length + TILE) * head.D : 0),
-          dgate(head.a.gate ? head.a.depth * gate.stride + 2 * TILE : 0),
+          dquery(head.a.query ? (block.query.length + TILE) * head.D : 0),
+          dkey(head.a.key ? (block.key.length + TILE) * head.D : 0),
+          dgate(head.a.gate ? head.a.depth * block.gate.stride + 2 * TILE : 0),
           dkt(head.a.gate ? head.J * head.D : 0),
           spare(head.a.gate ? TILE * head.D : 0),
-          dropped(head.a.threshold ? TILE * TILE : 0) {}
+          dropped(head.a.threshold ? TILE * TILE : 0),
+          toward(head.a.value ? TILE * block.wide : 0),
+          dvalue(head.a.value ? (block.value.length + TILE) * head.E : 0) {}
     void open();
     void close(const Head& head, const Table& key, const Table& gate, int64_t chunk, int64_t thread);
 };
@@ -569,6 +618,7 @@ struct Backward {
                 delta[i] += a.dout[(at + i) * a.width + c] * a.out[(at + i) * a.width + c];
             }
         }
+        if (a.value) block.meet(g.dout, head.E, block.value, g.toward);
     }
 
     void tile(int64_t j0) {
@@ -578,6 +628,8 @@ struct Backward {
             for (int64_t j = 0; j < TILE; j += LANES)
                 store(p + i * TILE + j, exp_vec(load(p + i * TILE + j) - (lse[i] == INF ? 1e30f : lse[i])));
         product(TILE, TILE, a.width, g.dout, head.E, 1, head.vt + j0 * head.E, TILE, d, TILE, false);
+        const Side side = head.side(block.i0, j0);
+        if (a.value) block.spread(j0, side, g.toward, d);
         const float* dropped = p;
         if (a.threshold) {
             block.drop(j0, d);
@@ -585,14 +637,14 @@ struct Backward {
             block.drop(j0, g.dropped);
             dropped = g.dropped;
         }
+        if (a.value) block.gather(j0, side, dropped, block.mass);
         product(TILE, head.E, TILE, dropped, 1, TILE, g.dout, head.E, g.dv + j0 * head.E, head.E, true);
         for (int64_t i = 0; i < TILE; ++i)
             for (int64_t j = 0; j < TILE; j += LANES)
                 store(d + i * TILE + j, load(p + i * TILE + j) * (load(d + i * TILE + j) - delta[i]));
-        const Side side = head.side(block.i0, j0);
         if (a.dpair) pair(j0, d);
         if (a.bias) numbers(j0, g.dbias, d, nullptr);
-        if (a.query) query(j0, side, d);
+        if (a.query) block.gather(j0, side, d, g.spread);
         if (a.key) key(j0, side, d);
         if (a.scales) {
             numbers(j0, g.dscales, d, block.content);
@@ -624,23 +676,6 @@ struct Backward {
                 if (times) x *= load(times + i * TILE + j);
                 store(row + j, load(row + j) + x);
             }
-        }
-    }
-
-    void query(int64_t j0, Side side, const float* d) const {
-        for (int64_t i = 0; i < TILE; ++i) {
-            float* row = g.spread + i * block.wide;
-            Vec total = all(0.0f);
-            for (int64_t j = 0; j < TILE; j += LANES) {
-                const Vec x = load(d + i * TILE + j);
-                if (side == Side::band) {
-                    float* at = row + head.at(block.i0 + i, j0 + j);
-                    store(at, load(at) + x);
-                } else {
-                    total += x;
-                }
-            }
-            if (side != Side::band) row[side == Side::left ? MARGIN : MARGIN + a.rows - 1] += sum(total);
         }
     }
 
@@ -717,20 +752,15 @@ struct Backward {
     void close() {  // this block's queries are done
         const int64_t D = head.D, count = std::min(TILE, a.queries - block.i0);
         if (a.query) {
-            const int64_t first = MARGIN, last = MARGIN + a.rows - 1;
-            for (int64_t i = 0; i < TILE; ++i) {
-                float* row = g.spread + i * block.wide;
-                for (int64_t x = 0; x < first; ++x) row[first] += row[x];
-                for (int64_t x = last + 1; x < block.wide; ++x) {
-                    row[last] += row[x];
-                    row[x] = 0.0f;
-                }
-            }
-            const int64_t low = std::max(block.low, first), high = std::min(block.high, last + 1);
-            const Table& table = block.query;
-            product(TILE, D, high - low, g.spread + low, block.wide, 1, table.forward + low * D, D, g.dq, D, true);
+            const auto [low, high] = block.collapse(g.spread);
+            product(TILE, D, high - low, g.spread + low, block.wide, 1, block.query.forward + low * D, D, g.dq, D, true);
             product(up(high - low, ROWS), D, TILE, g.spread + low, 1, block.wide, head.q + block.i0 * D, D,
                     g.dquery + low * D, D, true);
+        }
+        if (a.value) {
+            const auto [low, high] = block.collapse(block.mass);
+            product(up(high - low, ROWS), head.E, TILE, block.mass + low, 1, block.wide, g.dout, head.E,
+                    g.dvalue + low * head.E, head.E, true);
         }
         for (int64_t i = 0; i < count; ++i) {
             float* to = a.dq + ((head.b * a.heads + head.h) * a.queries + block.i0 + i) * a.depth;
@@ -740,7 +770,7 @@ struct Backward {
 };
 
 void Gradients::open() {
-    for (const Buffer* buffer : {&dk, &dv, &dfar, &dbias, &dscales, &dquery, &dkey, &dgate, &dkt}) buffer->clear();
+    for (const Buffer* buffer : {&dk, &dv, &dfar, &dbias, &dscales, &dquery, &dkey, &dgate, &dkt, &dvalue}) buffer->clear();
 }
 
 // Hand what one (batch, head) summed to the outputs of this chunk and this thread.
@@ -770,6 +800,11 @@ void Gradients::close(const Head& head, const Table& key, const Table& gate, int
         for (int64_t r = 0; r < R; ++r)
             for (int64_t c = 0; c < a.depth; ++c) to[r * a.depth + c] += dquery[(MARGIN + r) * D + c];
     }
+    if (a.value) {
+        float* to = a.dvalue + slot(a.value_heads, R * a.width);
+        for (int64_t r = 0; r < R; ++r)
+            for (int64_t c = 0; c < a.width; ++c) to[r * a.width + c] += dvalue[(MARGIN + r) * head.E + c];
+    }
     if (a.gate) {
         float* to = a.dgate + slot(a.gate_heads, R * a.depth);
         for (int64_t c = 0; c < a.depth; ++c)
@@ -791,9 +826,9 @@ void Gradients::close(const Head& head, const Table& key, const Table& gate, int
 
 struct Tables {  // of one term, for one head or for each
     std::vector<std::unique_ptr<Table>> heads;
-    Tables(const Arguments& a, const float* source, int64_t count, bool reversed) {
+    Tables(const Arguments& a, const float* source, int64_t count, int64_t width, bool reversed) {
         for (int64_t h = 0; h < (source ? count : 1); ++h)
-            heads.push_back(std::make_unique<Table>(a, source ? source + h * a.rows * a.depth : nullptr, reversed));
+            heads.push_back(std::make_unique<Table>(a, source ? source + h * a.rows * width : nullptr, width, reversed));
     }
     const Table& operator[](int64_t h) const { return *heads[heads.size() > 1 ? h : 0]; }
 };
@@ -802,7 +837,8 @@ struct Tables {  // of one term, for one head or for each
 // the pair gradient are done by one thread.
 template <class Work>
 void for_each(const Arguments& a, bool backward, const Work& work) {
-    const Tables query(a, a.query, a.query_heads, false), key(a, a.key, a.key_heads, true), gate(a, a.gate, a.gate_heads, false);
+    const Tables query(a, a.query, a.query_heads, a.depth, false), key(a, a.key, a.key_heads, a.depth, true),
+        gate(a, a.gate, a.gate_heads, a.depth, false), value(a, a.value, a.value_heads, a.width, false);
     const int64_t batches = a.dpair ? a.pair_groups_batch : a.batch, heads = a.dpair ? a.pair_groups_heads : a.heads;
     const int64_t tasks = batches * heads * a.chunks;
 #pragma omp parallel num_threads(a.threads)
@@ -820,9 +856,9 @@ void for_each(const Arguments& a, bool backward, const Work& work) {
             for (int64_t b = batches > 1 ? group / heads : 0; b < (batches > 1 ? group / heads + 1 : a.batch); ++b)
                 for (int64_t h = heads > 1 ? group % heads : 0; h < (heads > 1 ? group % heads + 1 : a.heads); ++h) {
                     head.open(b, h, key[h], backward);
-                    Block block(head, query[h], key[h], gate[h]);
+                    Block block(head, query[h], key[h], gate[h], value[h]);
                     if (backward && !gradients)
-                        gradients = std::make_unique<Gradients>(head, query[h], key[h], gate[h], block.wide);
+                        gradients = std::make_unique<Gradients>(head, block);
                     work(head, block, gradients.get(), key[h], gate[h], chunk, thread);
                 }
         }

@@ -13,22 +13,23 @@ from torch import Tensor
 
 from locant.backends.blocked.tile import Diagonals
 from locant.backends.call import Call
-from locant.terms import PairBias, RelativeBias, RelativeGate, RelativeKey, RelativeQuery, RelativeScale
+from locant.terms import PairBias, RelativeBias, RelativeGate, RelativeKey, RelativeQuery, RelativeScale, RelativeValue
 
-SERVED = (RelativeBias, RelativeScale, RelativeQuery, RelativeKey, RelativeGate, PairBias)
+SERVED = (RelativeBias, RelativeScale, RelativeQuery, RelativeKey, RelativeGate, RelativeValue, PairBias)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-VECTORS = (RelativeQuery, RelativeKey, RelativeGate)
+VECTORS = (RelativeQuery, RelativeKey, RelativeGate, RelativeValue)
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """What the kernel reads besides q, k, v: tables [1|H R D] from offset ``left`` on, numbers [1|H I+J-1], pairs."""
+    """What the kernel reads besides q, k, v: tables [1|H R D|E] from offset ``left`` on, numbers [1|H I+J-1], pairs."""
 
     left: int
     rows: int
     query: Tensor | None = None
     key: Tensor | None = None
     gate: Tensor | None = None
+    value: Tensor | None = None
     bias: Tensor | None = None
     scales: Tensor | None = None
     pair: Tensor | None = None
@@ -88,8 +89,8 @@ def lower(call: Call) -> Lowered:
 
 def _kind(term: object, scale: float) -> tuple[str, float]:
     """Which input of the kernel a term belongs to, and what its table is multiplied by."""
-    if isinstance(term, RelativeGate):
-        return "gate", 1.0
+    if isinstance(term, RelativeGate | RelativeValue):
+        return "gate" if isinstance(term, RelativeGate) else "value", 1.0
     if isinstance(term, RelativeScale):
         return "scales", 1.0
     if isinstance(term, RelativeQuery):  # the kernel multiplies q by the scale
