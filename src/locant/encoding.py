@@ -398,7 +398,12 @@ def _layers(build: Callable[[], Encoding], num_layers: int, share_layers: bool |
     if len(built[0].parts()) == 1:
         return _tied(built, share_layers)
     columns = [_tied([layer.parts()[c] for layer in built], share_layers) for c in range(len(built[0].parts()))]
-    return [Sum(*row) for row in zip(*columns, strict=True)]
+    if all(part is column[0] for column in columns for part in column):
+        return [built[0]] * num_layers
+    for layer, row in zip(built, zip(*columns, strict=True), strict=True):
+        assert isinstance(layer, Sum)
+        layer.members = nn.ModuleList(row)
+    return built
 
 
 def _mixed(encodings: list[str], share_layers: bool | None, options: dict[str, Any]) -> list[Encoding]:
