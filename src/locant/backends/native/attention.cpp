@@ -299,6 +299,7 @@ struct Block {
     const Table &query, &key, &gate, &value;
     int64_t wide;
     Buffer tile, content, products, window, gated_left, gated_right, mass;
+    int64_t tall = TILE, cols = TILE;  // rows and columns of the tile that hold queries and keys, in whole vectors
     int64_t i0 = 0, low = 0, high = 0;  // rows low .. high of the query table (multiples of ROWS and LANES) may be needed
 
     Block(const Head& head, const Table& query, const Table& key, const Table& gate, const Table& value)
@@ -325,9 +326,9 @@ struct Block {
 
     // x [TILE depth] times the rows of a table: to [TILE wide], with margins.
     void meet(const float* x, int64_t stride, const Table& table, float* to) const {
-        product(TILE, high - low, table.depth, x, stride, 1, table.transposed + low, table.stride, to + low, wide, false);
+        product(tall, high - low, table.depth, x, stride, 1, table.transposed + low, table.stride, to + low, wide, false);
         const int64_t first = std::max(low, MARGIN), last = std::min(high, MARGIN + a.rows) - 1;
-        for (int64_t i = 0; i < TILE; ++i) {
+        for (int64_t i = 0; i < tall; ++i) {
             float* row = to + i * wide;
             for (int64_t x = 0; x < first; ++x) row[x] = row[first];
             for (int64_t x = last + 1; x < wide; ++x) row[x] = row[last];
@@ -336,24 +337,24 @@ struct Block {
 
     // s[i, j] += from[i, offset], where `from` has margins.
     void spread(int64_t j0, Side side, const float* from, float* s) const {
-        for (int64_t i = 0; i < TILE; ++i) {
+        for (int64_t i = 0; i < tall; ++i) {
             const float* row = from + i * wide;
             if (side == Side::band) {
                 row += head.at(i0 + i, j0);
-                for (int64_t j = 0; j < TILE; j += LANES) store(s + i * TILE + j, load(s + i * TILE + j) + load(row + j));
+                for (int64_t j = 0; j < cols; j += LANES) store(s + i * TILE + j, load(s + i * TILE + j) + load(row + j));
             } else {
                 const Vec constant = all(side == Side::left ? row[MARGIN] : row[MARGIN + a.rows - 1]);
-                for (int64_t j = 0; j < TILE; j += LANES) store(s + i * TILE + j, load(s + i * TILE + j) + constant);
+                for (int64_t j = 0; j < cols; j += LANES) store(s + i * TILE + j, load(s + i * TILE + j) + constant);
             }
         }
     }
 
     // to[i, offset] += d[i, j]: the way back.
     void gather(int64_t j0, Side side, const float* d, float* to) const {
-        for (int64_t i = 0; i < TILE; ++i) {
+        for (int64_t i = 0; i < tall; ++i) {
             float* row = to + i * wide;
             Vec total = all(0.0f);
-            for (int64_t j = 0; j < TILE; j += LANES) {
+            for (int64_t j = 0; j < cols; j += LANES) {
                 const Vec x = load(d + i * TILE + j);
                 if (side == Side::band) {
                     float* at = row + head.at(i0 + i, j0 + j);
@@ -369,7 +370,7 @@ struct Block {
     // Bring what was gathered in the margins to the first and last row; returns the columns that count.
     std::pair<int64_t, int64_t> collapse(float* gathered) const {
         const int64_t first = MARGIN, last = MARGIN + a.rows - 1;
-        for (int64_t i = 0; i < TILE; ++i) {
+        for (int64_t i = 0; i < tall; ++i) {
             float* row = gathered + i * wide;
             for (int64_t x = 0; x < first; ++x) row[first] += row[x];
             for (int64_t x = last + 1; x < wide; ++x) {
@@ -382,11 +383,12 @@ struct Block {
 
     void open(int64_t start) {
         i0 = start;
+        tall = up(std::min(TILE, a.queries - i0), LANES);
         needed();
         if (a.query) meet(head.q + i0 * head.D, head.D, query, products);
-        if (a.value) std::memset(mass, 0, TILE * wide * 4);
+        if (a.value) std::memset(mass, 0, tall * wide * 4);
         if (a.gate)
-            for (int64_t i = 0; i < TILE; ++i)
+            for (int64_t i = 0; i < tall; ++i)
                 for (int64_t c = 0; c < head.D; ++c) {
                     const float x = head.q[(i0 + i) * head.D + c];
                     gated_left[i * head.D + c] = x * gate.forward[c];
@@ -399,8 +401,8 @@ struct Block {
 
     void gate_tile(int64_t j0, float* s) const {
         const float* kt = head.kt + j0 * head.D;
-        for (int64_t i = 0; i < TILE; i += 4)
-            for (int64_t j = 0; j < TILE; j += 2 * LANES) {
+        for (int64_t i = 0; i < tall; i += 4)
+            for (int64_t j = 0; j < cols; j += 2 * LANES) {
                 Vec acc[4][2] = {};
                 for (int64_t c = 0; c < a.depth; ++c) {
                     const Vec k0 = load(kt + c * TILE + j), k1 = load(kt + c * TILE + j + LANES);
@@ -419,22 +421,23 @@ struct Block {
     // Logits of the tile at key j0.
     void logits(int64_t j0) {
         float* s = tile;
+        cols = a.gate ? TILE : up(std::min(TILE, a.keys - j0), LANES);
         const Side side = head.side(i0, j0);
         if (a.gate && side == Side::band) {
             gate_tile(j0, s);
         } else {
             const float* q = !a.gate ? head.q + i0 * head.D : side == Side::left ? gated_left : gated_right;
-            product(TILE, TILE, a.depth, q, head.D, 1, head.kt + j0 * head.D, TILE, s, TILE, false);
+            product(tall, cols, a.depth, q, head.D, 1, head.kt + j0 * head.D, TILE, s, TILE, false);
         }
         if (a.scales) {
             std::memcpy(content, s, TILE * TILE * 4);
-            for (int64_t i = 0; i < TILE; ++i)
-                for (int64_t j = 0; j < TILE; j += LANES)
+            for (int64_t i = 0; i < tall; ++i)
+                for (int64_t j = 0; j < cols; j += LANES)
                     store(s + i * TILE + j, load(s + i * TILE + j) * load(head.scales + (j0 + j - i0 - i + head.I)));
         }
         if (a.bias)
-            for (int64_t i = 0; i < TILE; ++i)
-                for (int64_t j = 0; j < TILE; j += LANES)
+            for (int64_t i = 0; i < tall; ++i)
+                for (int64_t j = 0; j < cols; j += LANES)
                     store(s + i * TILE + j, load(s + i * TILE + j) + load(head.bias + (j0 + j - i0 - i + head.I)));
         if (a.query) spread(j0, side, products, s);
         if (a.key) key_tile(j0, side, s);
@@ -445,15 +448,15 @@ struct Block {
     void key_tile(int64_t j0, Side side, float* s) {
         if (side != Side::band) {
             const float* far = head.far + (side == Side::left ? 0 : head.J) + j0;
-            for (int64_t i = 0; i < TILE; ++i)
-                for (int64_t j = 0; j < TILE; j += LANES) store(s + i * TILE + j, load(s + i * TILE + j) + load(far + j));
+            for (int64_t i = 0; i < tall; ++i)
+                for (int64_t j = 0; j < cols; j += LANES) store(s + i * TILE + j, load(s + i * TILE + j) + load(far + j));
             return;
         }
-        for (int64_t j = 0; j < TILE; j += GROUP) {
-            product(GROUP, WINDOW, a.depth, head.k + (j0 + j) * head.D, head.D, 1, key.transposed + window_start(j0 + j),
+        for (int64_t j = 0; j < cols; j += GROUP) {
+            product(GROUP, tall + GROUP, a.depth, head.k + (j0 + j) * head.D, head.D, 1, key.transposed + window_start(j0 + j),
                     key.stride, window, WINDOW, false);
-            for (int64_t u = 0; u < GROUP; u += LANES)
-                for (int64_t i = 0; i < TILE; i += LANES) {
+            for (int64_t u = 0; u < std::min(GROUP, cols - j); u += LANES)
+                for (int64_t i = 0; i < tall; i += LANES) {
                     Vec block[LANES];
                     for (int l = 0; l < LANES; ++l) block[l] = load(window + (u + l) * WINDOW + GROUP - 1 - u - l + i);
                     transpose(block);
@@ -477,9 +480,9 @@ struct Block {
         const uint32_t h = mix(static_cast<uint32_t>((head.b * a.heads + head.h) * 0x9E3779B9u + a.seed));
         Bits lane;
         for (int l = 0; l < LANES; ++l) lane[l] = l * 0xC2B2AE35u;
-        for (int64_t i = 0; i < TILE; ++i) {
+        for (int64_t i = 0; i < tall; ++i) {
             const uint32_t row = mix(h + static_cast<uint32_t>(i0 + i) * 0x85EBCA6Bu);
-            for (int64_t j = 0; j < TILE; j += LANES) {
+            for (int64_t j = 0; j < cols; j += LANES) {
                 const Bits bits = mix(lane + (row + static_cast<uint32_t>(j0 + j) * 0xC2B2AE35u)) >> 8;
                 const Int keep = (Int)bits >= static_cast<int32_t>(a.threshold);
                 store(to + i * TILE + j, keep ? load(to + i * TILE + j) * a.kept : all(0.0f));
@@ -489,10 +492,10 @@ struct Block {
 
     void hide(int64_t j0, float* s) const {
         const int64_t columns = std::min(TILE, a.keys - j0);
-        for (int64_t i = 0; i < TILE; ++i) {
+        for (int64_t i = 0; i < tall; ++i) {
             int64_t end = columns;
             if (a.causal) end = std::min(std::max<int64_t>(i0 + i + head.shift + 1 - j0, 0), columns);
-            for (int64_t j = end; j < TILE; ++j) s[i * TILE + j] = -INF;
+            for (int64_t j = end; j < cols; ++j) s[i * TILE + j] = -INF;
         }
         if (!a.mask) return;
         const uint8_t* from = a.mask + head.b * a.mask_strides[0] + head.h * a.mask_strides[1];
@@ -509,11 +512,11 @@ struct Softmax {  // running maximum and sum of each query of a block
         std::fill(total, total + TILE, 0.0f);
     }
     // Turn logits into weights relative to the running maximum; bring what was summed so far to the new one.
-    void step(float* s, float* out, int64_t width, float* mass, int64_t wide) {
-        for (int64_t i = 0; i < TILE; ++i) {
+    void step(const Block& block, float* s, float* out, int64_t width, float* mass) {
+        for (int64_t i = 0; i < block.tall; ++i) {
             float* row = s + i * TILE;
             Vec high = load(row);
-            for (int64_t j = LANES; j < TILE; j += LANES) {
+            for (int64_t j = LANES; j < block.cols; j += LANES) {
                 const Vec x = load(row + j);
                 high = x > high ? x : high;
             }
@@ -521,7 +524,7 @@ struct Softmax {  // running maximum and sum of each query of a block
             for (int l = 0; l < LANES; ++l) now = std::max(now, high[l]);
             const float base = now == -INF ? 0.0f : now;
             Vec weight = all(0.0f);
-            for (int64_t j = 0; j < TILE; j += LANES) {
+            for (int64_t j = 0; j < block.cols; j += LANES) {
                 const Vec p = exp_vec(load(row + j) - base);
                 store(row + j, p);
                 weight += p;
@@ -530,7 +533,7 @@ struct Softmax {  // running maximum and sum of each query of a block
                 const float factor = std::exp(most[i] - base);
                 total[i] *= factor;
                 for (int64_t c = 0; c < width; c += LANES) store(out + i * width + c, load(out + i * width + c) * factor);
-                for (int64_t x = 0; mass && x < wide; ++x) mass[i * wide + x] *= factor;
+                for (int64_t x = 0; mass && x < block.wide; ++x) mass[i * block.wide + x] *= factor;
                 most[i] = now;
             }
             total[i] += sum(weight);
@@ -545,14 +548,14 @@ void forward_block(Block& block, float* accumulated) {
     std::memset(accumulated, 0, TILE * head.E * 4);
     for (int64_t j0 = 0; j0 < head.last_tile(block.i0); j0 += TILE) {
         block.logits(j0);
-        softmax.step(block.tile, accumulated, head.E, a.value ? block.mass.data : nullptr, block.wide);
+        softmax.step(block, block.tile, accumulated, head.E, a.value ? block.mass.data : nullptr);
         if (a.threshold) block.drop(j0, block.tile);
         if (a.value) block.gather(j0, head.side(block.i0, j0), block.tile, block.mass);
-        product(TILE, head.E, TILE, block.tile, TILE, 1, head.v + j0 * head.E, head.E, accumulated, head.E, true);
+        product(block.tall, head.E, block.cols, block.tile, TILE, 1, head.v + j0 * head.E, head.E, accumulated, head.E, true);
     }
     if (a.value) {
         const auto [low, high] = block.collapse(block.mass);
-        product(TILE, head.E, high - low, block.mass + low, block.wide, 1, block.value.forward + low * head.E, head.E,
+        product(block.tall, head.E, high - low, block.mass + low, block.wide, 1, block.value.forward + low * head.E, head.E,
                 accumulated, head.E, true);
     }
     const int64_t at = (head.b * a.heads + head.h) * a.queries;
@@ -624,10 +627,10 @@ struct Backward {
     void tile(int64_t j0) {
         float *p = block.tile, *d = g.dtile;
         block.logits(j0);
-        for (int64_t i = 0; i < TILE; ++i)
-            for (int64_t j = 0; j < TILE; j += LANES)
+        for (int64_t i = 0; i < block.tall; ++i)
+            for (int64_t j = 0; j < block.cols; j += LANES)
                 store(p + i * TILE + j, exp_vec(load(p + i * TILE + j) - (lse[i] == INF ? 1e30f : lse[i])));
-        product(TILE, TILE, a.width, g.dout, head.E, 1, head.vt + j0 * head.E, TILE, d, TILE, false);
+        product(block.tall, block.cols, a.width, g.dout, head.E, 1, head.vt + j0 * head.E, TILE, d, TILE, false);
         const Side side = head.side(block.i0, j0);
         if (a.value) block.spread(j0, side, g.toward, d);
         const float* dropped = p;
@@ -638,9 +641,9 @@ struct Backward {
             dropped = g.dropped;
         }
         if (a.value) block.gather(j0, side, dropped, block.mass);
-        product(TILE, head.E, TILE, dropped, 1, TILE, g.dout, head.E, g.dv + j0 * head.E, head.E, true);
-        for (int64_t i = 0; i < TILE; ++i)
-            for (int64_t j = 0; j < TILE; j += LANES)
+        product(block.cols, head.E, block.tall, dropped, 1, TILE, g.dout, head.E, g.dv + j0 * head.E, head.E, true);
+        for (int64_t i = 0; i < block.tall; ++i)
+            for (int64_t j = 0; j < block.cols; j += LANES)
                 store(d + i * TILE + j, load(p + i * TILE + j) * (load(d + i * TILE + j) - delta[i]));
         if (a.dpair) pair(j0, d);
         if (a.bias) numbers(j0, g.dbias, d, nullptr);
@@ -648,8 +651,8 @@ struct Backward {
         if (a.key) key(j0, side, d);
         if (a.scales) {
             numbers(j0, g.dscales, d, block.content);
-            for (int64_t i = 0; i < TILE; ++i)
-                for (int64_t j = 0; j < TILE; j += LANES)
+            for (int64_t i = 0; i < block.tall; ++i)
+                for (int64_t j = 0; j < block.cols; j += LANES)
                     store(d + i * TILE + j,
                           load(d + i * TILE + j) * load(head.scales + (j0 + j - block.i0 - i + head.I)));
         }
@@ -657,8 +660,8 @@ struct Backward {
             side == Side::band ? gate(j0, d) : gate_far(j0, side, d);
             return;
         }
-        product(TILE, head.D, TILE, d, TILE, 1, head.k + j0 * head.D, head.D, g.dq, head.D, true);
-        product(TILE, head.D, TILE, d, 1, TILE, head.q + block.i0 * head.D, head.D, g.dk + j0 * head.D, head.D, true);
+        product(block.tall, head.D, block.cols, d, TILE, 1, head.k + j0 * head.D, head.D, g.dq, head.D, true);
+        product(block.cols, head.D, block.tall, d, 1, TILE, head.q + block.i0 * head.D, head.D, g.dk + j0 * head.D, head.D, true);
     }
 
     void pair(int64_t j0, const float* d) const {
@@ -669,9 +672,9 @@ struct Backward {
     }
 
     void numbers(int64_t j0, float* to, const float* d, const float* times) const {
-        for (int64_t i = 0; i < TILE; ++i) {
+        for (int64_t i = 0; i < block.tall; ++i) {
             float* row = to + (j0 - block.i0 - i + head.I);
-            for (int64_t j = 0; j < TILE; j += LANES) {
+            for (int64_t j = 0; j < block.cols; j += LANES) {
                 Vec x = load(d + i * TILE + j);
                 if (times) x *= load(times + i * TILE + j);
                 store(row + j, load(row + j) + x);
@@ -682,23 +685,23 @@ struct Backward {
     void key(int64_t j0, Side side, const float* d) const {
         if (side != Side::band) {
             float* far = g.dfar + (side == Side::left ? 0 : head.J) + j0;
-            for (int64_t i = 0; i < TILE; ++i)
-                for (int64_t j = 0; j < TILE; j += LANES) store(far + j, load(far + j) + load(d + i * TILE + j));
+            for (int64_t i = 0; i < block.tall; ++i)
+                for (int64_t j = 0; j < block.cols; j += LANES) store(far + j, load(far + j) + load(d + i * TILE + j));
             return;
         }
-        for (int64_t j = 0; j < TILE; j += GROUP) {
+        for (int64_t j = 0; j < block.cols; j += GROUP) {
             std::memset(g.dwindow, 0, GROUP * WINDOW * 4);
-            for (int64_t u = 0; u < GROUP; u += LANES)
-                for (int64_t i = 0; i < TILE; i += LANES) {
+            for (int64_t u = 0; u < std::min(GROUP, block.cols - j); u += LANES)
+                for (int64_t i = 0; i < block.tall; i += LANES) {
                     Vec part[LANES];
                     for (int l = 0; l < LANES; ++l) part[l] = load(d + (i + l) * TILE + j + u);
                     transpose(part);
                     for (int l = 0; l < LANES; ++l) store(g.dwindow + (u + l) * WINDOW + GROUP - 1 - u - l + i, part[l]);
                 }
             const int64_t start = block.window_start(j0 + j);
-            product(GROUP, head.D, WINDOW, g.dwindow, WINDOW, 1, block.key.forward + start * head.D, head.D,
+            product(GROUP, head.D, block.tall + GROUP, g.dwindow, WINDOW, 1, block.key.forward + start * head.D, head.D,
                     g.dk + (j0 + j) * head.D, head.D, true);
-            product(WINDOW, head.D, GROUP, g.dwindow, 1, WINDOW, head.k + (j0 + j) * head.D, head.D,
+            product(block.tall + GROUP, head.D, GROUP, g.dwindow, 1, WINDOW, head.k + (j0 + j) * head.D, head.D,
                     g.dkey + start * head.D, head.D, true);
         }
     }
@@ -707,13 +710,13 @@ struct Backward {
         const int64_t D = head.D, at = side == Side::left ? 0 : block.gate.length - 1;
         const float* row = block.gate.forward + at * D;
         const float* q = head.q + block.i0 * D;
-        product(TILE, D, TILE, d, TILE, 1, head.k + j0 * D, D, g.spare, D, false);
-        for (int64_t i = 0; i < TILE; ++i)
+        product(block.tall, D, TILE, d, TILE, 1, head.k + j0 * D, D, g.spare, D, false);
+        for (int64_t i = 0; i < block.tall; ++i)
             for (int64_t c = 0; c < a.depth; ++c) {
                 g.dq[i * D + c] += g.spare[i * D + c] * row[c];
                 g.dgate[c * block.gate.stride + at] += g.spare[i * D + c] * q[i * D + c];
             }
-        product(TILE, D, TILE, d, 1, TILE, side == Side::left ? block.gated_left : block.gated_right, D, g.dk + j0 * D, D,
+        product(TILE, D, block.tall, d, 1, TILE, side == Side::left ? block.gated_left : block.gated_right, D, g.dk + j0 * D, D,
                 true);
     }
 
@@ -723,8 +726,8 @@ struct Backward {
         float* dkt = g.dkt + j0 * D;
         constexpr int WIDTH = 4;
         for (int64_t c0 = 0; c0 < a.depth; c0 += LANES)
-            for (int64_t j = 0; j < TILE; j += WIDTH * LANES)
-                for (int64_t i = 0; i < TILE; ++i) {
+            for (int64_t j = 0; j < block.cols; j += WIDTH * LANES)
+                for (int64_t i = 0; i < block.tall; ++i) {
                     Vec grad[WIDTH], seen[LANES] = {};
                     for (int w = 0; w < WIDTH; ++w) grad[w] = load(d + i * TILE + j + w * LANES);
                     const int64_t at = head.at(block.i0 + i, j0 + j);
@@ -753,13 +756,13 @@ struct Backward {
         const int64_t D = head.D, count = std::min(TILE, a.queries - block.i0);
         if (a.query) {
             const auto [low, high] = block.collapse(g.spread);
-            product(TILE, D, high - low, g.spread + low, block.wide, 1, block.query.forward + low * D, D, g.dq, D, true);
-            product(up(high - low, ROWS), D, TILE, g.spread + low, 1, block.wide, head.q + block.i0 * D, D,
+            product(block.tall, D, high - low, g.spread + low, block.wide, 1, block.query.forward + low * D, D, g.dq, D, true);
+            product(up(high - low, ROWS), D, block.tall, g.spread + low, 1, block.wide, head.q + block.i0 * D, D,
                     g.dquery + low * D, D, true);
         }
         if (a.value) {
             const auto [low, high] = block.collapse(block.mass);
-            product(up(high - low, ROWS), head.E, TILE, block.mass + low, 1, block.wide, g.dout, head.E,
+            product(up(high - low, ROWS), head.E, block.tall, block.mass + low, 1, block.wide, g.dout, head.E,
                     g.dvalue + low * head.E, head.E, true);
         }
         for (int64_t i = 0; i < count; ++i) {
