@@ -9,7 +9,7 @@ from torch import Tensor
 
 from locant.encoding import Encoding
 from locant.positions import Positions
-from locant.testing.case import Case, Host, Scene, gaps
+from locant.testing.case import DOUBLE, Case, Host, Scene
 from locant.testing.exactness import able, gradients
 from locant.testing.verdict import Verdict
 
@@ -19,19 +19,29 @@ LENGTH = 9
 def check_cache(case: Case) -> None:
     """Decoding by chunks of 1, 2 and 3 tokens over cached keys equals the full causal pass."""
     verdict = Verdict(case.id, "cache")  # https://github.com/huggingface/transformers/issues/19045
-    encoding, host = case.build(), case.host()
     x = case.random(2, LENGTH, case.model_dim, seed=8)
-    full = host(encoding, x, Positions.arange(LENGTH), causal=True, backend="reference")
-    for backend in able(case, encoding, host):
+    full = case.host()(case.build(), x, Positions.arange(LENGTH), causal=True, backend="reference")
+    for backend, dtype in _everywhere(case):
+        encoding, host, tokens = case.build(dtype), case.host(dtype), x.to(dtype)
         for chunk in (1, 2, 3):
-            cached, outs = x[:, :0], []
+            cached, outs = tokens[:, :0], []
             for start in range(0, LENGTH, chunk):
-                new = x[:, start : start + chunk]
+                new = tokens[:, start : start + chunk]
                 positions = encoding.prepare(Positions.arange(new.shape[1], start + new.shape[1]))
                 new = encoding.embed(new, positions)
                 cached = torch.cat((cached, new), 1)
                 outs.append(host.layer(encoding, new, cached, positions, causal=True, backend=backend))
-            verdict.close(f"output by chunks of {chunk} ({backend})", torch.cat(outs, 2), full, 1e-11)
+            tolerance = 1e-11 if dtype == DOUBLE else 1e-4
+            verdict.close(f"output by chunks of {chunk} ({backend})", torch.cat(outs, 2), full, tolerance)
+
+
+def _everywhere(case: Case) -> list[tuple[str, torch.dtype]]:
+    """Every backend that serves counted positions, in float64, or in float32 where it knows no wider one."""
+    found: dict[str, torch.dtype] = {}
+    for dtype in (DOUBLE, torch.float32):
+        for name in able(case, case.build(dtype), case.host(dtype), Positions.arange(2, LENGTH), dtype):
+            found.setdefault(name, dtype)
+    return list(found.items())
 
 
 def _alone(encoding: Encoding, host: Host, x: Tensor, causal: bool) -> Tensor:
@@ -50,7 +60,7 @@ def check_padding(case: Case) -> None:
         "holes": [[1, 1, 0, 0, 1, 1, 0, 1, 0], [1, 1, 1, 0, 1, 1, 1, 1, 1]],
     }
     x = case.random(2, LENGTH, case.model_dim, seed=8)
-    backends = able(case, encoding, host)
+    backends = able(case, encoding, host, Positions.from_mask(torch.tensor(masks["left"], dtype=torch.bool)))
     for side, causal in itertools.product(masks, (False, True)):
         mask = torch.tensor(masks[side], dtype=torch.bool)
         alone = [_alone(encoding, host, x[b : b + 1, real], causal) for b, real in enumerate(mask)]
@@ -67,7 +77,7 @@ def check_packing(case: Case) -> None:
     encoding, host = case.build(), case.host()
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 5, 4, 4]])
     x = case.random(2, LENGTH, case.model_dim, seed=8)
-    backends = able(case, encoding, host)
+    backends = able(case, encoding, host, Positions.packed(documents))
     places = [(b, row == document) for b, row in enumerate(documents) for document in row.unique()]
     for causal in (False, True):
         alone = [_alone(encoding, host, x[b : b + 1, own], causal) for b, own in places]
@@ -84,7 +94,7 @@ def check_explicit_ids(case: Case) -> None:
     encoding, host = case.build(), case.host()
     x = case.random(2, LENGTH, case.model_dim, seed=8)
     ids = torch.arange(LENGTH)
-    for backend in able(case, encoding, host):
+    for backend in able(case, encoding, host, Positions.from_ids(ids)):
         want = host(encoding, x, Positions.arange(LENGTH), backend=backend)
         for given in (ids, ids.expand(2, -1), ids[None]):
             have = host(encoding, x, Positions.from_ids(given), backend=backend)
@@ -94,12 +104,13 @@ def check_explicit_ids(case: Case) -> None:
 def check_empty_rows(case: Case) -> None:
     """A query that sees nothing gives zeros, and all gradients stay finite."""
     verdict = Verdict(case.id, "empty rows")  # https://github.com/huggingface/transformers/issues/48176
-    encoding, host = case.build(), case.host()
     x, memory = (case.random(2, n, case.model_dim, seed=n) for n in (7, 11))
     mask = torch.ones(2, 1, 1, 11, dtype=torch.bool)
     mask[1] = False
-    for backend in able(case, encoding, host):
-        out, found = gradients(encoding, host, x, memory, Scene("empty", gaps(encoding), mask), backend)
+    for backend, dtype in _everywhere(case):
+        encoding, host = case.build(dtype), case.host(dtype)
+        scene = Scene("empty", Positions.arange(7, 11), mask)
+        out, found = gradients(encoding, host, x.to(dtype), memory.to(dtype), scene, backend)
         verdict.must(
             bool((out[1] == 0).all()), f"{backend}: a row that sees nothing gives {out[1].abs().max():.3g}, not 0"
         )
@@ -112,7 +123,7 @@ def check_shapes(case: Case) -> None:
     """One query, one key, an empty batch: shapes follow, and one key alone gets all the weight."""
     verdict = Verdict(case.id, "shapes")
     encoding, host = case.build(), case.host()
-    for backend in able(case, encoding, host):
+    for backend in able(case, encoding, host, Positions.arange(2, 4)):
         for batch, queries, keys in ((2, 1, 1), (1, 1, 5), (0, 3, 4), (2, 4, 4)):
             x, memory = (case.random(batch, n, case.model_dim, seed=n) for n in (queries, keys))
             out = host(encoding, x, Positions.arange(queries, keys), memory, backend=backend)

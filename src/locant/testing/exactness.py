@@ -12,7 +12,7 @@ from locant.backends import BACKENDS
 from locant.encoding import Encoding, Layer
 from locant.positions import Positions
 from locant.testing import oracle
-from locant.testing.case import BATCH, KEYS, QUERIES, Case, Host, Scene, numbers, of_keys, scenes
+from locant.testing.case import BATCH, DOUBLE, KEYS, QUERIES, Case, Host, Scene, numbers, of_keys, scenes
 from locant.testing.verdict import Verdict
 
 
@@ -48,11 +48,11 @@ def gradients(
     return out.detach(), dict(zip(named, found, strict=True))
 
 
-def able(case: Case, encoding: Encoding, host: Host) -> list[str]:
-    """The backends that serve the encoding's terms."""
-    q, k, v = case.operands()
-    positions = encoding.prepare(Positions.arange(QUERIES, KEYS))
-    x = case.random(BATCH, QUERIES, case.model_dim, seed=8)
+def able(case: Case, encoding: Encoding, host: Host, positions: Positions, dtype: torch.dtype = DOUBLE) -> list[str]:
+    """The backends that serve the encoding's terms at these positions in this dtype."""
+    q, k, v = case.operands(positions.num_queries, positions.num_keys, dtype)
+    positions = encoding.prepare(positions)
+    x = case.random(BATCH, positions.num_queries, case.model_dim, seed=8, dtype=dtype)
     terms = encoding.terms(positions, Layer(q, k, x, host.query, host.key))
     refused = explain(q, k, v, terms, positions).refused
     return [name for name in BACKENDS if name not in refused]
@@ -63,7 +63,7 @@ def check_backends(case: Case) -> None:
     verdict = Verdict(case.id, "backends")
     encoding, host = case.build(), case.host()
     x, memory = (case.random(BATCH, n, case.model_dim, seed=n) for n in (QUERIES, KEYS))
-    served = able(case, encoding, host)
+    served = able(case, encoding, host, Positions.arange(QUERIES, KEYS))
     for name in BACKENDS:
         if name not in served:
             _must_refuse(verdict, encoding, host, x, memory, name)
@@ -74,7 +74,7 @@ def check_backends(case: Case) -> None:
             verdict.must(gradient is not None, f"{name} has no gradient (reference, {scene.name})")
         auto = host(encoding, x, scene.positions, memory, **scene.how)
         verdict.close(f"output (auto, {scene.name})", auto, want_out, 1e-11)
-        for backend in served:
+        for backend in able(case, encoding, host, scene.positions):
             if backend == "reference":
                 continue
             out, have = gradients(encoding, host, x, memory, scene, backend)
@@ -102,6 +102,9 @@ def _close_gradients(
         verdict.close(f"gradient of {name} ({where})", found, expected, tolerance)
 
 
+ROUNDINGS = {torch.float32: 8, torch.bfloat16: 2}  # float32 kernels sum in other orders, bfloat16 ones in float32
+
+
 def check_low_precision(case: Case) -> None:
     """In float32 and bfloat16 the error against float64 is at most twice that of ``reference`` in it."""
     verdict = Verdict(case.id, "low precision")
@@ -109,12 +112,14 @@ def check_low_precision(case: Case) -> None:
         encoding, host = case.build(dtype), case.host(dtype)
         exact, exact_host = case.build(dtype).double(), case.host(dtype).double()  # the rounded numbers, exactly
         x, memory = (case.random(BATCH, n, case.model_dim, seed=n, dtype=dtype) for n in (QUERIES, KEYS))
-        for scene in list(scenes(case, encoding))[:2]:
+        # A random mask may leave a head that looks one way nothing but the other side: noise in any precision.
+        asked = [scene for scene in scenes(case, encoding) if scene.name != "mask"]
+        for scene in asked if dtype == torch.float32 else asked[:2]:
             truth = gradients(exact, exact_host, x.double(), memory.double(), scene, "reference")
             base = gradients(encoding, host, x, memory, scene, "reference")
             verdict.must(base[0].dtype == dtype, f"the output is {base[0].dtype}, expected {dtype}")
             verdict.must(bool(base[0].isfinite().all()), f"output not finite (reference, {dtype})")
-            for backend in able(case, exact, exact_host):
+            for backend in able(case, encoding, host, scene.positions, dtype):
                 if backend == "reference":
                     continue
                 mine = gradients(encoding, host, x, memory, scene, backend)
@@ -130,13 +135,13 @@ def check_low_precision(case: Case) -> None:
 
 
 def _no_worse(verdict: Verdict, what: str, have: Tensor, reference: Tensor, truth: Tensor, size: float) -> None:
-    """The rule of two: error at most twice the reference's, and two roundings of the largest number there is.
+    """The rule of two: error at most twice the reference's, and a few roundings of the largest number there is.
 
     The floor serves what cancels: a gradient that is 0 in exact arithmetic is the rest of large ones.
     """
     error = (have.double() - truth).abs().max().item()
     base = (reference.double() - truth).abs().max().item()
-    allowed = 2 * base + 2 * torch.finfo(have.dtype).eps * size
+    allowed = 2 * base + ROUNDINGS[have.dtype] * torch.finfo(have.dtype).eps * size
     verdict.must(error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g} (reference: {base:.3g})")
 
 
