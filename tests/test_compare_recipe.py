@@ -55,6 +55,7 @@ def test_a_recipe_survives_its_own_dictionary() -> None:
         ("model.num_heads=3", "num_heads = 3 does not divide model_dim = 8"),
         ("model.num_layers=0", "num_layers = 0, needed at least 1"),
         ("model.dropout=1", "dropout = 1.0, needed 0 <= dropout < 1"),
+        ("model.init_std=0", "init_std = 0.0, needed a number above 0"),
         ("model.hidden_dim=-1", r"hidden_dim = -1, needed 0 \(automatic\)"),
         ("model.max_positions=8", "model.max_positions = 8 is less than train.length = 9"),
         ("evaluate.lengths=9,20", "evaluate.lengths has 20, needed multiples of train.length = 9"),
@@ -153,6 +154,14 @@ def test_an_empty_list_of_lengths_means_one_two_and_four_times() -> None:
 @pytest.mark.parametrize(("encodings", "baseline"), [(["none", "absolute"], "absolute"), (["tisa", "none"], "tisa")])
 def test_the_baseline_is_absolute_where_it_takes_part(encodings: list[str], baseline: str) -> None:
     assert read_recipe(table(TEXT, encodings=encodings)).baseline_label == baseline
+
+
+def test_a_subset_without_the_baseline_takes_its_own() -> None:
+    body = table(TEXT, encodings=["none", "tisa", "alibi"], baseline="none")
+    assert read_recipe(body, ["encodings=tisa,none"]).baseline_label == "none"
+    assert read_recipe(body, ["encodings=tisa,alibi"]).baseline_label == "tisa"
+    with pytest.raises(ValueError, match="baseline = 'none' is not among the encodings"):
+        read_recipe(body, ["encodings=tisa,alibi", "baseline=none"])
 
 
 def test_a_run_is_the_same_run_whatever_else_its_recipe_asks_for() -> None:

@@ -109,7 +109,11 @@ def read_recipe(table: dict[str, Any], overrides: Sequence[str] = (), *, check: 
         table = _override(table, override)
     table = dict(table)
     if "encodings" in table:
-        table["encodings"] = [dataclasses.asdict(choice) for choice in _read_encodings(table["encodings"])]
+        choices = _read_encodings(table["encodings"])
+        table["encodings"] = [dataclasses.asdict(choice) for choice in choices]
+        named = {override.partition("=")[0].strip() for override in overrides}
+        if "encodings" in named and "baseline" not in named:  # a subset without the file's baseline takes its own
+            table = {key: value for key, value in table.items() if key != "baseline" or _has(choices, value)}
     recipe = build(Recipe, table)
     if check:
         check_recipe(recipe)
@@ -177,6 +181,10 @@ def _read_encoding(item: Any, where: str) -> EncodingChoice:
     if not re.search(r"\w", label):
         raise ValueError(f"recipe: {where}.label = {label!r} has no letter or digit")
     return EncodingChoice(name, options, label)
+
+
+def _has(choices: list[EncodingChoice], label: Any) -> bool:
+    return any(choice.label == label for choice in choices)
 
 
 def _label(name: str, options: dict[str, Any]) -> str:

@@ -36,6 +36,7 @@ class ModelSize:
     hidden_dim: int = 0  # width of the feed-forward layer; 0: four times model_dim
     max_positions: int = 0  # rows of a learned position table; 0: the trained length
     dropout: float = 0.1  # of embeddings, attention weights and layer outputs
+    init_std: float = 0.02  # of the host's matrices; BERT's own, meant for width 768: narrow models learn faster with more
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "model_dim", "num_heads"):
@@ -48,6 +49,8 @@ class ModelSize:
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout = {self.dropout}, needed 0 <= dropout < 1")
+        if not 0 < self.init_std <= 1:
+            raise ValueError(f"init_std = {self.init_std}, needed a number above 0 and up to 1")
         for name in ("hidden_dim", "max_positions"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}, needed 0 (automatic) or more")
@@ -139,6 +142,7 @@ def build_bert(
         max_position_embeddings=size.max_positions or length,
         hidden_dropout_prob=size.dropout,
         attention_probs_dropout_prob=size.dropout,
+        initializer_range=size.init_std,
         pad_token_id=pad_id,
     )
     with torch.random.fork_rng(devices=[]):
