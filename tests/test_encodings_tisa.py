@@ -36,7 +36,8 @@ def test_zero_sharpness_is_a_constant_and_the_sign_of_sharpness_is_irrelevant():
 def test_sharp_kernels_pick_single_offsets():
     encoding = tisa(kernels=1)
     with torch.no_grad():
-        encoding.amplitude.fill_(2.0), encoding.sharpness.fill_(50.0)
+        encoding.amplitude.fill_(2.0)
+        encoding.sharpness.fill_(50.0)
         encoding.center.copy_(torch.tensor([[-1.0, 0.0, 3.0]]))
     found = encoding.scores(torch.arange(-2, 5))
     assert [row.argmax().item() - 2 for row in found] == [-1, 0, 3]

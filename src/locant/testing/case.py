@@ -64,11 +64,12 @@ class Case:
 
     def operands(
         self, num_queries: int = QUERIES, num_keys: int = KEYS, dtype: torch.dtype = DOUBLE
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of a batch."""
         heads, width = self.num_heads, self.head_dim
         shapes = ((num_queries, 3), (num_keys, 4), (num_keys, 5))
-        return tuple(self.random(BATCH, heads, n, width, seed=seed, dtype=dtype) for n, seed in shapes)
+        q, k, v = (self.random(BATCH, heads, n, width, seed=seed, dtype=dtype) for n, seed in shapes)
+        return q, k, v
 
 
 def redraw(

@@ -103,9 +103,9 @@ def check_content(case: Case) -> None:
         q, k = (case.random(BATCH, case.num_heads, KEYS, case.head_dim, seed=s) for s in (seed, seed + 10))
         added.append(logits(encoding, host, q, k, x, positions) - logits(plain, host, q, k, x, positions))
     if encoding.properties.content:
-        verdict.far("claims to depend on content, but adds the same to any q and k", *added)
+        verdict.far("claims to depend on content, but adds the same to any q and k", added[0], added[1])
     else:
-        verdict.close("what is added to other q and k", *added, 1e-11)
+        verdict.close("what is added to other q and k", added[0], added[1], 1e-11)
 
 
 def check_range(case: Case) -> None:

@@ -49,12 +49,12 @@ def check_dtype(case: Case) -> None:
     verdict = Verdict(case.id, "dtype")
     encoding, host, positions = case.build(torch.float32), case.host(torch.float32), Positions.arange(KEYS)
     wide = host(encoding, _tokens(case, torch.float32), positions)
-    operands = case.operands(KEYS, KEYS, torch.float32)
-    kept_wide = host.attend(encoding, *operands, _tokens(case, torch.float32), encoding.prepare(positions))
+    q, k, v = case.operands(KEYS, KEYS, torch.float32)
+    kept_wide = host.attend(encoding, q, k, v, _tokens(case, torch.float32), encoding.prepare(positions))
     for dtype in (torch.bfloat16, torch.float16):
         moved = case.host(dtype)(copy.deepcopy(encoding).to(dtype), _tokens(case, dtype), positions)
-        narrow, x = [t.to(dtype) for t in operands], _tokens(case, dtype)
-        kept = host.attend(encoding, *narrow, x, encoding.prepare(positions))
+        x, prepared = _tokens(case, dtype), encoding.prepare(positions)
+        kept = host.attend(encoding, q.to(dtype), k.to(dtype), v.to(dtype), x, prepared)
         embedded = encoding.embed(x, positions)
         verdict.must(embedded.dtype == dtype, f"parameters kept in float32: embedding is {embedded.dtype}, not {dtype}")
         for what, out, want in (("moved", moved, wide), ("kept in float32", kept, kept_wide)):
