@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -144,7 +143,7 @@ def summarize(seconds: dict[str, list[float]]) -> dict[str, dict]:
 
 
 def peak(case: str, backend: str, backward: bool, sizes: argparse.Namespace) -> float:
-    """Peak memory in MB beyond what stood before the first call, in a fresh process."""
+    """Peak memory in MB beyond what stood before the first call, in a fresh process (Linux)."""
     which = f"{case}/{backend}/{int(backward)}"
     names = ("batch", "heads", "length", "head-dim", "dtype")
     arguments = [f"--{name}={getattr(sizes, name.replace('-', '_'))}" for name in names]
@@ -159,9 +158,19 @@ def measure_memory(which: str, sizes: argparse.Namespace) -> None:
     case, backend, backward = which.split("/")
     forward, leaves = variant(case, backend, sizes)
     dout = torch.randn(sizes.batch, sizes.heads, sizes.length, sizes.head_dim, dtype=leaves[0].dtype)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if backend != "plain sdpa":  # loading a library is not the call's work
+        tiny = torch.zeros(1, 1, 1, 1)
+        attention(tiny, tiny, tiny, backend=backend)
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
     run(forward, leaves, bool(int(backward)), dout)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print((resident("VmHWM") - before) / 1024)
+
+
+def resident(field: str) -> int:
+    """Kilobytes of this process: VmRSS now, VmHWM at most (Linux)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def hardware() -> dict[str, object]:

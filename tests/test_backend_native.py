@@ -277,14 +277,31 @@ def test_a_library_that_is_none_is_a_reason(fresh: Path) -> None:
         build.load(fresh / "bad.so")
 
 
-def test_a_kernel_that_computes_wrong_is_switched_off(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_a_kernel_that_computes_wrong_is_switched_off(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCANT_CACHE")  # the library that the other tests use
+    monkeypatch.setattr(build, "checked", lambda library: fresh / "checked")
     right = native.blocked.run
     monkeypatch.setattr(native.blocked, "run", lambda call: right(call) * 1.01)
     with pytest.warns(RuntimeWarning, match="differ from the backend 'blocked' by 0.0"):
         assert "differ" in (native.refuses(call()) or "")
+    assert not (fresh / "checked").exists()
+
+
+def test_a_library_is_checked_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCANT_CACHE")
+    monkeypatch.setattr(build, "checked", lambda library: fresh / "checked")
+    assert native.refuses(call()) is None
+    assert (fresh / "checked").exists()
+    native._load.cache_clear()
+    monkeypatch.setattr(native, "self_check", lambda: 1.0)
+    assert native.refuses(call()) is None
+
+
+def test_a_library_of_another_version_is_not_used(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCANT_CACHE")
+    monkeypatch.setattr(native, "Arguments", native.ctypes.c_int64)
+    with pytest.warns(RuntimeWarning, match=r"attention-\w+\.so was built from another version"):
+        assert "another version" in (native.refuses(call()) or "")
 
 
 def test_the_key_of_the_library_knows_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import ctypes
 import math
 import warnings
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from locant.terms import (
 )
 
 TABLES = ("query", "key", "gate", "value", "bias", "scales", "pair")
+TOLERANCE = 1e-4  # of the self-check: rounding gives about 1e-5
 _I64, _FOUR, _POINTER = ctypes.c_int64, ctypes.c_int64 * 4, ctypes.c_void_p
 
 
@@ -144,23 +146,29 @@ def _attend(call: Call) -> Tensor:
 def _load() -> ctypes.CDLL | str:
     """The library, built and checked; or why it cannot be had, with one warning."""
     try:
-        library = build.load(build.build())
+        path = build.build()
+        library = build.load(path)
         if library.locant_arguments_size() != ctypes.sizeof(Arguments):
-            raise Unavailable("the library was built from another version of its source")
-    except Unavailable as reason:
-        why = str(reason)
-    else:
+            raise Unavailable(f"{path.name} was built from another version of its source")
         _loaded.append(library)
-        worst = self_check()
-        if worst < 1e-4:
-            return library
+        if not build.checked(path).exists():
+            _check(path)
+        return library
+    except Unavailable as reason:
         _loaded.clear()
-        why = f"its results differ from the backend 'blocked' by {worst:.2g}"
+        why = str(reason)
     warnings.warn(f"native attention is switched off: {why}; the slower backends serve", RuntimeWarning, stacklevel=5)
     return why
 
 
 _loaded: list[ctypes.CDLL] = []
+
+
+def _check(path: Path) -> None:
+    worst = self_check()
+    if not worst < TOLERANCE:
+        raise Unavailable(f"its results differ from the backend 'blocked' by {worst:.2g}")
+    build.checked(path).touch()
 
 
 def library() -> ctypes.CDLL:

@@ -470,9 +470,15 @@ struct Block {
 
     void pair_tile(int64_t j0, float* s) const {
         const float* from = a.pair + head.b * a.pair_strides[0] + head.h * a.pair_strides[1];
-        for (int64_t i = 0; i < std::min(TILE, a.queries - i0); ++i)
-            for (int64_t j = 0; j < std::min(TILE, a.keys - j0); ++j)
-                s[i * TILE + j] += from[(i0 + i) * a.pair_strides[2] + (j0 + j) * a.pair_strides[3]];
+        const int64_t columns = std::min(TILE, a.keys - j0), step = a.pair_strides[3];
+        for (int64_t i = 0; i < std::min(TILE, a.queries - i0); ++i) {
+            const float* row = from + (i0 + i) * a.pair_strides[2] + j0 * step;
+            float* to = s + i * TILE;
+            if (step == 1)
+                for (int64_t j = 0; j < columns; ++j) to[j] += row[j];
+            else
+                for (int64_t j = 0; j < columns; ++j) to[j] += row[j * step];
+        }
     }
 
     // to[i, j] *= 0 or what dropout multiplies by.
@@ -499,9 +505,15 @@ struct Block {
         }
         if (!a.mask) return;
         const uint8_t* from = a.mask + head.b * a.mask_strides[0] + head.h * a.mask_strides[1];
-        for (int64_t i = 0; i < std::min(TILE, a.queries - i0); ++i)
-            for (int64_t j = 0; j < columns; ++j)
-                if (!from[(i0 + i) * a.mask_strides[2] + (j0 + j) * a.mask_strides[3]]) s[i * TILE + j] = -INF;
+        const int64_t step = a.mask_strides[3];
+        for (int64_t i = 0; i < std::min(TILE, a.queries - i0); ++i) {
+            const uint8_t* row = from + (i0 + i) * a.mask_strides[2] + j0 * step;
+            float* to = s + i * TILE;
+            if (step == 1)
+                for (int64_t j = 0; j < columns; ++j) to[j] = row[j] ? to[j] : -INF;
+            else
+                for (int64_t j = 0; j < columns; ++j) to[j] = row[j * step] ? to[j] : -INF;
+        }
     }
 };
 
@@ -666,9 +678,15 @@ struct Backward {
 
     void pair(int64_t j0, const float* d) const {
         float* to = a.dpair + head.b * a.pair_strides[0] + head.h * a.pair_strides[1];
-        for (int64_t i = 0; i < std::min(TILE, a.queries - block.i0); ++i)
-            for (int64_t j = 0; j < std::min(TILE, a.keys - j0); ++j)
-                to[(block.i0 + i) * a.pair_strides[2] + (j0 + j) * a.pair_strides[3]] += d[i * TILE + j];
+        const int64_t columns = std::min(TILE, a.keys - j0), step = a.pair_strides[3];
+        for (int64_t i = 0; i < std::min(TILE, a.queries - block.i0); ++i) {
+            float* row = to + (block.i0 + i) * a.pair_strides[2] + j0 * step;
+            const float* from = d + i * TILE;
+            if (step == 1)
+                for (int64_t j = 0; j < columns; ++j) row[j] += from[j];
+            else
+                for (int64_t j = 0; j < columns; ++j) row[j * step] += from[j];
+        }
     }
 
     void numbers(int64_t j0, float* to, const float* d, const float* times) const {

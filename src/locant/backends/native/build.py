@@ -63,6 +63,11 @@ def library_path(command: str) -> Path:
     return cache_folder() / f"attention-{hashlib.sha256(key.encode()).hexdigest()[:20]}.so"
 
 
+def checked(library: Path) -> Path:
+    """The file that says that a library passed its check."""
+    return library.with_suffix(".checked")
+
+
 def build() -> Path:
     """Compile, unless that was done before; returns the library's path.
 
