@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,29 @@ def test_what_it_cannot_serve_is_refused_with_the_reason() -> None:
     assert "weights" in (refuses(Call(call().operands, (), None, False, 0.0, True)) or "")
     rows = Operands(*(t.float() for t in qkv(7, 7)), Positions.arange(7), torch.ones(7))
     assert "one number" in (refuses(Call(rows, (), None, False, 0.0, False)) or "")
+
+
+def test_a_forked_child_does_not_hang() -> None:
+    code = """
+import os, torch
+from locant.attention import attention
+torch.set_num_threads(2)
+q = torch.randn(1, 3, 130, 16)
+before = attention(q, q, q, backend="native")
+child = os.fork()
+if not child:
+    os._exit(0 if torch.allclose(attention(q, q, q, backend="native"), before) else 3)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_python_threads_share_nothing() -> None:
+    q = torch.randn(1, 2, 90, 16)
+    want = attention(q, q, q, backend="native")
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: attention(q, q, q, backend="native"), range(40)))
+    assert all(torch.equal(got, want) for got in results)
 
 
 # Building

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import warnings
 from functools import lru_cache
 from pathlib import Path
@@ -54,6 +55,10 @@ class Arguments(ctypes.Structure):
     )
 
 
+_forked: list[bool] = []  # a forked child lacks its parent's OpenMP threads, and would wait for them forever
+os.register_at_fork(after_in_child=lambda: _forked.append(True))
+
+
 def _strides(tensor: Tensor) -> Any:
     """Strides with 0 on the axes along which the tensor is broadcast."""
     return _FOUR(*(0 if extent == 1 else stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)))
@@ -81,7 +86,7 @@ def _arguments(
         groups = given.pair_groups_batch * given.pair_groups_heads
     if call.allowed is not None and not call.plain_causal:
         given.mask, given.mask_strides = call.allowed.data_ptr(), _strides(call.allowed)
-    given.threads = torch.get_num_threads()
+    given.threads = 1 if _forked else torch.get_num_threads()
     given.chunks = min(max(1, math.ceil(given.threads / groups)), math.ceil(queries / 64))
     return given
 
