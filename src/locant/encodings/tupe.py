@@ -8,7 +8,7 @@
 Note: the authors' code is followed: LayerNorm on P, projection biases, theta through the same projections, everything
 shared by all layers. [CLS] is the token with position id 0, unless the positions name the special tokens.
 theta_1 and bucket B/2 fill whole rows with a constant, which the softmax ignores: their gradients are exactly zero.
-BERT-A^d is not in their code: it gets the same LayerNorm and biases, and 1/sqrt(4D), one D for each term by their rule..
+BERT-A^d is not in their code: it gets the same LayerNorm and biases, and 1/sqrt(4D), their rule of one D for each term.
 """
 
 from __future__ import annotations
