@@ -36,7 +36,9 @@ class ModelSize:
     hidden_dim: int = 0  # width of the feed-forward layer; 0: four times model_dim
     max_positions: int = 0  # rows of a learned position table; 0: the trained length
     dropout: float = 0.1  # of embeddings, attention weights and layer outputs
-    init_std: float = 0.02  # of the host's matrices; BERT's own, meant for width 768: narrow models learn faster with more
+    init_std: float = (
+        0.02  # of the host's matrices; BERT's own, meant for width 768: narrow models learn faster with more
+    )
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "model_dim", "num_heads"):
