@@ -7,7 +7,8 @@ import torch
 
 import locant
 from locant import Encoding, Positions
-from locant.encoding import Layer, Sum, encoding_class, option_names
+from locant.encoding import Layer, Sum, _accepted, encoding_class, option_names
+from tests.unchecked import unchecked
 
 SIZES = dict(num_heads=3, head_dim=8, model_dim=10, max_length=24)
 NAMES = """absolute alibi bert_ad bert_r deberta huang_m1 huang_m2 huang_m3 huang_m4 none rope shaw sinusoidal t5 tisa
@@ -48,6 +49,33 @@ def test_sites_are_the_overridden_hooks():
 def test_wrong_names_and_options_are_refused_with_the_near_ones(name, options, message):
     with pytest.raises(ValueError, match=message):
         locant.load(name, **options)
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("huang_m4", {"share_heads": "no"}, "huang_m4: option share_heads='no' is a str; give bool"),
+        ("shaw", {"clip": 2.5}, r"shaw: option clip=2\.5 is a float; give int"),
+        ("shaw", {"clip": True}, "shaw: option clip=True is a bool; give int"),
+        ("rope+t5", {"num_buckets": "8"}, "t5: option num_buckets='8' is a str; give int"),
+        ("rope", {"base": "big"}, "rope: option base='big' is a str; give float"),
+        ("shaw", {"num_heads": 2.0}, r"shaw: option num_heads=2\.0 is a float; give int"),
+        (3, {}, r"load: the name is a int \(3\)"),
+    ],
+)
+def test_options_of_another_type_are_refused(name, options, message):
+    with pytest.raises(TypeError, match=message):
+        unchecked(locant.load)(name, **SIZES | options)
+
+
+def test_options_of_a_fitting_type_are_taken():
+    assert _accepted("rope", {**SIZES, "base": 500})["base"] == 500  # an int is a number
+    assert locant.load("xlnet", **SIZES, clamp=None).clamp is None and locant.load("xlnet", **SIZES, clamp=4).clamp == 4
+
+
+def test_names_in_capitals_are_near():
+    with pytest.raises(ValueError, match="unknown encoding 'TISA'; did you mean 'tisa'"):
+        locant.load("TISA", **SIZES)
 
 
 def test_options_of_a_name_leave_out_sizes():
@@ -143,6 +171,8 @@ def test_deberta_layers_read_one_table():
             lambda: locant.stack(["none", "shaw"], 2, kernels=3, **SIZES),
             r"\['none', 'shaw'\] takes the option 'kernels'=3",
         ),
+        (lambda: locant.stack(locant.load("none"), 2, clip=4), "stack: clip=4 was given beside an encoding"),
+        (lambda: locant.stack(lambda: locant.load("none"), 2, clip=4), "stack: clip=4 was given beside an encoding"),
     ],
 )
 def test_wrong_stacks_are_refused(make, message):

@@ -81,6 +81,7 @@ def test_nothing_is_kept_on_an_old_device_or_dtype():
         ({"rotary_dim": 10}, "rotary_dim=10 cannot be turned in pairs within head_dim=8"),
         ({"rotary_dim": 0}, "rotary_dim=0 cannot"),
         ({"layout": "split"}, "unknown layout='split'"),
+        ({"base": 0}, "base=0 gives no wavelengths"),
     ],
 )
 def test_wrong_options_are_refused(options, message):

@@ -50,6 +50,7 @@ def test_fractions_and_negative_ids_are_defined():
         ({"layout": "mixed"}, "unknown layout='mixed'"),
         ({"grid": "half"}, "unknown grid='half'"),
         ({"model_dim": 0}, "model_dim=0 leaves no channels"),
+        ({"base": -1}, "base=-1 gives no wavelengths"),
     ],
 )
 def test_wrong_options_are_refused(options, message):

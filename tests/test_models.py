@@ -7,6 +7,7 @@ import torch
 
 import locant
 from locant.models import Cache, ModelConfig, Transformer
+from tests.unchecked import unchecked
 
 ENCODINGS = locant.names()
 
@@ -118,8 +119,11 @@ def test_bad_input_is_refused_with_its_values() -> None:
         model(ids, cache=Cache())
     with pytest.raises(ValueError, match="documents come with their own ids"):
         model(ids, documents=torch.zeros_like(ids), position_ids=torch.arange(5).expand(2, 5))
-    with pytest.raises(ValueError, match="num_heads=5 does not divide model_dim=24"):
-        Transformer(ModelConfig(vocab_size=29, model_dim=24, num_heads=5))
+    for heads in (5, 0):
+        with pytest.raises(ValueError, match=f"num_heads={heads} does not divide model_dim=24"):
+            Transformer(ModelConfig(vocab_size=29, model_dim=24, num_heads=heads))
+    with pytest.raises(ValueError, match=r"ids have shape \(5,\); give \[batch, tokens\]"):
+        unchecked(Transformer.forward)(model, ids[0])
     with pytest.raises(ValueError, match="positions reach 33 but the table has 32 rows"):
         build("absolute")(torch.randint(29, (1, 33)))
     decoder, cache = build("shaw", causal=True), Cache()

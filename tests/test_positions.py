@@ -91,6 +91,21 @@ def test_equal_ids_warn_and_raise_when_strict():
         Positions.from_ids(zeros[:, :1])
 
 
+def test_a_bound_that_the_ids_pass_is_refused():
+    with pytest.raises(ValueError, match="ids reach 10 but length=5"):
+        Positions.from_ids(torch.tensor([0, 1, 9]), length=5)
+    with pytest.raises(ValueError, match="the smallest id is -2"):
+        Positions.from_ids(torch.tensor([-2, 1]), length=5)
+    assert Positions.from_ids(torch.tensor([0, 4]), length=5).length == 5
+
+
+def test_ids_that_are_no_number_are_refused():
+    with pytest.raises(ValueError, match=r"ids reach from 0\.0 to inf"):
+        Positions.from_ids(torch.tensor([0.0, float("inf")]))
+    with pytest.raises(ValueError, match="nan"):
+        Positions.from_ids(torch.tensor([0.0, float("nan"), 2.0]))
+
+
 def test_packed_ids_restart_with_each_document():
     positions = Positions.packed(torch.tensor([[7, 7, 7, 2, 2, 7], [0, 1, 1, 1, 1, 1]]))
     assert positions.key.tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 4]]

@@ -12,7 +12,8 @@ import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, get_args
+from types import UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -307,7 +308,7 @@ def encoding_class(name: str) -> type[Encoding]:
     classes = _classes()
     if name in classes:
         return classes[name]
-    near = difflib.get_close_matches(name, classes, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), classes, n=3, cutoff=0.5)
     hint = (
         f"did you mean {' or '.join(map(repr, near))}? (see locant list)"
         if near
@@ -334,6 +335,12 @@ def _accepted(name: str, options: dict[str, Any]) -> dict[str, Any]:
                 else f"it takes {', '.join(parameters) or 'none'}"
             )
             raise ValueError(f"{name}: unknown option {option!r}={options[option]!r}; {hint}")
+    hints = get_type_hints(encoding_class(name).__init__)
+    for option, value in options.items():
+        left_out = option not in parameters or (option in SIZES and value is None)
+        if not left_out and not _fits(value, hints.get(option, Any)):
+            wanted = str(getattr(hints[option], "__name__", hints[option])).replace("typing.", "")
+            raise TypeError(f"{name}: option {option}={value!r} is a {type(value).__name__}; give {wanted}")
     missing = [
         p
         for p, spec in inspect.signature(encoding_class(name).__init__).parameters.items()
@@ -344,12 +351,26 @@ def _accepted(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key in parameters and not (key in SIZES and value is None)}
 
 
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of an option's annotated kind: a truthy string is no bool, 2.5 no int."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, part) for part in get_args(hint))
+    if isinstance(value, bool) and hint in (int, float):
+        return False
+    if hint is float:
+        return isinstance(value, int | float)
+    return isinstance(value, hint) if isinstance(hint, type) else True  # a Literal is checked by its class
+
+
 def load(name: str, **options: Any) -> Encoding:
     """Build one encoding by name, for one layer; ``"a+b"`` composes. See ``locant.names()``.
 
     Sizes of the host (num_heads, head_dim, model_dim, max_length, causal) may always be given: an encoding without use
-    for one leaves it out. Raises: ValueError for an unknown name or option, with the near ones.
+    for one leaves it out. Raises: ValueError for an unknown name or option, with the near ones;
+    TypeError for an option of another type.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"load: the name is a {type(name).__name__} ({name!r}); give one of locant.names()")
     parts = [part.strip() for part in name.split("+")]
     if len(parts) > 1:
         options_of = [{k: v for k, v in options.items() if k in SIZES or k in option_names(part)} for part in parts]
@@ -376,6 +397,13 @@ def stack(
     """
     if num_layers < 1:
         raise ValueError(f"stack: got num_layers={num_layers}; a model has 1 layer or more")
+    given = [option for option in options if option not in SIZES]
+    named = isinstance(encoding, str) or (isinstance(encoding, Sequence) and not isinstance(encoding, Encoding))
+    if given and not named:
+        raise ValueError(
+            f"stack: {given[0]}={options[given[0]]!r} was given beside an encoding that is built already, or by a "
+            "function; build it with that option, or give its name"
+        )
     if isinstance(encoding, Encoding):
         if share_layers is False:
             raise ValueError(

@@ -45,7 +45,7 @@ class ModelConfig:
 
         Raises: ValueError where the heads do not divide the width.
         """
-        if self.model_dim % self.num_heads:
+        if self.num_heads < 1 or self.model_dim % self.num_heads:
             raise ValueError(
                 f"model: num_heads={self.num_heads} does not divide model_dim={self.model_dim}; choose another of "
                 "the two"
@@ -217,6 +217,8 @@ class Transformer(nn.Module):
         cache: Cache | None,
     ) -> tuple[Positions, Tensor | None]:
         """Positions of these tokens (and the cached ones), and the mask over all keys."""
+        if ids.dim() != 2:
+            raise ValueError(f"model: ids have shape {tuple(ids.shape)}; give [batch, tokens]")
         if mask is not None and mask.dtype != torch.bool:
             raise TypeError(f"model: mask has dtype {mask.dtype} but True/False is needed (True = a real token)")
         for name, given in (("mask", mask), ("position_ids", position_ids), ("documents", documents)):

@@ -6,6 +6,7 @@ The one sign convention is ``offset = key id - query id``.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
@@ -105,7 +106,8 @@ class Positions:
     ) -> Positions:
         """Explicit ids: gaps, shifts, restarts. ``key`` defaults to ``query``.
 
-        ``length`` bounds the ids from above (max id + 1); left out, it is read from the ids once, here.
+        ``length`` bounds the ids from above (max id + 1); left out, it is read from the ids once, here. Given, it is
+        checked where looking at the ids costs nothing (on the CPU, not while compiling).
         Raises: ValueError for negative ids or ids above the bound; ids that are all equal at a length above one (a
         frequent mistake: token types passed as positions) warn, or raise when ``strict``.
         """
@@ -122,9 +124,11 @@ class Positions:
                 )
         if length is None:
             length, span = cls._bounds(query, key, strict)
-        else:
-            span = max(length - 1, 0)
-        return cls(query, key, span=span, length=length)
+            return cls(query, key, span=span, length=length)
+        readable = query.device.type == key.device.type == "cpu" and not torch.compiler.is_compiling()
+        if readable and (reach := cls._bounds(query, key, strict)[0]) > length:
+            raise ValueError(f"positions: ids reach {reach} but length={length} was given as their bound; raise it")
+        return cls(query, key, span=max(length - 1, 0), length=length)
 
     @staticmethod
     def _bounds(query: Tensor, key: Tensor, strict: bool) -> tuple[int, int]:
@@ -132,6 +136,8 @@ class Positions:
             return 0, 0
         low = min(query.min().item(), key.min().item())
         high = max(query.max().item(), key.max().item())
+        if not math.isfinite(high - low):
+            raise ValueError(f"positions: ids reach from {low} to {high}; every id must be a finite number")
         if low < 0 and not query.is_floating_point():
             raise ValueError(f"positions: the smallest id is {low}; ids count from 0, so shift them up")
         if key.shape[-1] > 1 and bool((key == key[..., :1]).all()):

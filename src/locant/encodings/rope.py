@@ -23,7 +23,7 @@ class Rope(Encoding):
     Shapes: no parameters; the first ``rotary_dim`` (default all) of the D channels turn.     Acts on: q and k.
     Neutral at: nowhere (rotary_dim=0 is 'none').     Past any length: defined.     Cost: O(B H (I+J) D).
     Angles are computed in float64 whatever the model's dtype (half precision merges positions).
-    Raises: ValueError if rotary_dim is odd, negative or above head_dim, for an unknown layout.
+    Raises: ValueError if rotary_dim is odd, negative or above head_dim, base <= 0, for an unknown layout.
     """
 
     name = "rope"
@@ -44,6 +44,8 @@ class Rope(Encoding):
                 f"rope: rotary_dim={rotary_dim} cannot be turned in pairs within head_dim={head_dim}; "
                 f"give an even rotary_dim, 2 to {head_dim // 2 * 2}"
             )
+        if not base > 0:
+            raise ValueError(f"rope: base={base} gives no wavelengths; give base > 0, such as 10000")
         if layout not in ("halves", "interleaved"):
             raise ValueError(f"rope: unknown layout={layout!r}; choose 'halves' or 'interleaved'")
         self.base, self.layout, self.rotary_dim = base, layout, rotary_dim

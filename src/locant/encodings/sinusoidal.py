@@ -25,7 +25,7 @@ class Sinusoidal(Encoding):
 
     Shapes: no parameters.     Acts on: input embedding.     Neutral at: nowhere.     Past any length: defined.
     Cost: O(n M) sines, once, in float32 or wider whatever the model's dtype (half precision merges positions).
-    Raises: ValueError for an unknown layout or grid, model_dim < 1.
+    Raises: ValueError for an unknown layout or grid, model_dim < 1, base <= 0.
     """
 
     name = "sinusoidal"
@@ -41,6 +41,8 @@ class Sinusoidal(Encoding):
         scale_tokens: bool = False,
     ) -> None:
         super().__init__()
+        if not base > 0:
+            raise ValueError(f"sinusoidal: base={base} gives no wavelengths; give base > 0, such as 10000")
         if layout not in ("interleaved", "halves"):
             raise ValueError(f"sinusoidal: unknown layout={layout!r}; choose 'interleaved' or 'halves'")
         if grid not in ("exclusive", "inclusive"):
