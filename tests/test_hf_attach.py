@@ -616,6 +616,20 @@ def test_attaching_twice_and_detaching_nothing_are_errors() -> None:
     locant.hf.attach(model, "shaw")
     with pytest.raises(ValueError, match="BertModel already has 'shaw' attached"):
         locant.hf.attach(model, "t5")
+    with pytest.raises(ValueError, match="the layers of BertEncoder are served from a model above it"):
+        locant.hf.attach(model.encoder, "t5")
+    locant.hf.attach(locant.hf.detach(model).encoder, "t5")
+    with pytest.raises(ValueError, match="BertModel already has 't5' attached"):
+        locant.hf.attach(model, "shaw")
+
+
+def test_options_beside_what_is_built_already_are_errors() -> None:
+    model = host("bert")
+    with pytest.raises(ValueError, match="clip=3 was given beside an encoding that is built"):
+        locant.hf.attach(model, locant.load("none"), clip=3)
+    for option, value in (("clip", 3), ("share_layers", True)):
+        with pytest.raises(ValueError, match=f"{option}={value} was given beside a Stack"):
+            locant.hf.attach(model, locant.stack("none", LAYERS), **{option: value})
 
 
 def test_a_refused_attach_leaves_the_model_as_it_was() -> None:

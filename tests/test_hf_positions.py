@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -127,6 +128,38 @@ def test_ids_of_the_wrong_shape_or_range_are_errors() -> None:
         model(tokens(1, 5), position_ids=torch.arange(5)[None] - 1)
     with pytest.raises(ValueError, match=f"positions reach {ROWS + 5} but the table has {ROWS} rows"):
         model(tokens(1, 5), position_ids=torch.arange(5)[None] + ROWS)
+
+
+def test_masks_of_the_wrong_shape_are_errors() -> None:
+    # hosts drop a mask that forbids nothing before they look at its shape, or broadcast it
+    for family in ("bert", "gpt2", "llama", "t5"):
+        model, ids = noisy(host(family), "shaw"), tokens(2, 5)
+        for shape in ((2, 4), (2, 6)):
+            for mask in (torch.ones(shape), torch.ones(shape).index_fill(1, torch.tensor([3]), 0)):
+                with pytest.raises(ValueError, match=f"covers {shape[1]} tokens but 0 cached and 5 new ones"):
+                    model(ids, attention_mask=mask)
+        for shape in ((3, 5), (1, 5), (5,), (2, 5, 5), (3, 1, 5, 5)):
+            with pytest.raises(ValueError, match=re.escape(f"attention_mask has shape {shape} but 2 sequences of 5")):
+                model(ids, attention_mask=torch.ones(shape))
+        assert first(model(ids, attention_mask=torch.ones(1, 1, 5, 5, dtype=torch.bool))).shape[:2] == (2, 5)
+
+
+def test_positions_are_an_object_with_its_own_documents() -> None:
+    model, ids = noisy(host("bert"), "shaw"), tokens(2, 5)
+    with pytest.raises(TypeError, match=r"positions is a Tensor; give a locant\.Positions"):
+        model(ids, positions=torch.arange(5))
+    with pytest.raises(ValueError, match="positions and document_ids came together"):
+        model(ids, positions=locant.Positions.arange(5), document_ids=torch.zeros(2, 5, dtype=torch.long))
+
+
+def test_ids_past_a_kept_table_are_one_error() -> None:
+    # https://github.com/huggingface/transformers/issues/125: not an index error of the host
+    for family, rows in (("bert", ROWS), ("roberta", ROWS + 2), ("gpt2", ROWS)):
+        model = noisy(host(family), "none", keep_absolute=True)
+        last = torch.arange(5)[None] + rows - 5
+        assert first(model(tokens(1, 5), position_ids=last)).isfinite().all()
+        with pytest.raises(ValueError, match=f"has {rows} positions but the input reaches {rows + 1}"):
+            model(tokens(1, 5), position_ids=last + 1)
 
 
 # --- caches -----------------------------------------------------------------------------------------------------------

@@ -57,11 +57,16 @@ def attach(
             f"attach: {type(model).__name__} already has {there[0][2].stack.name!r} attached; "
             "call locant.hf.detach(model) first"
         )
+    sites = find_sites(model)
+    if any(hasattr(layer, "locant_index") for site in sites for _, layer in site.attention):
+        raise ValueError(
+            f"attach: the layers of {type(model).__name__} are served from a model above it already; call "
+            "locant.hf.detach on that model first"
+        )
     if backend not in ("auto", *BACKENDS):
         raise ValueError(
             f"attach: unknown backend {backend!r}; choose 'auto' or one of {', '.join(map(repr, BACKENDS))}"
         )
-    sites = find_sites(model)
     if len(sites) > 1 and not is_named(encoding):
         raise ValueError(
             f"attach: {type(model).__name__} has {len(sites)} stacks of layers ({', '.join(s.path for s in sites)}), "

@@ -90,13 +90,19 @@ def build(
             "share their encoding as they share their weights; leave out share_layers=False"
         )
     if isinstance(encoding, Stack):
+        for option, value in {**options, "share_layers": share_layers}.items():
+            if value is not None:
+                raise ValueError(
+                    f"attach: {option}={value!r} was given beside a Stack, which is built already; give it to "
+                    "locant.stack"
+                )
         if len(encoding) != count:
             raise ValueError(
                 f"attach: the stack has {len(encoding)} layers but {type(site.module).__name__} has {count}"
             )
         return encoding
     if isinstance(encoding, Encoding) or not is_named(encoding):
-        return stack(encoding, count, share_layers=share_layers)
+        return stack(encoding, count, share_layers=share_layers, **options)
     table = embedding(site.module) if site.embeds else None
     width = getattr(table, "embedding_dim", sizes["model_dim"])
     names = [encoding] if isinstance(encoding, str) else list(encoding)

@@ -74,8 +74,9 @@ def positions_of(arguments: dict[str, Any], at: Arrival, trained: int) -> Positi
     """
     given, documents = arguments.pop("positions", None), arguments.pop("document_ids", None)
     ids, mask = arguments.get("position_ids"), arguments.get("attention_mask")
+    _check_mask(mask, at)
     if given is not None:
-        return given
+        return _given(given, documents)
     mask = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
     _check("position_ids", ids, at)
     _check("document_ids", documents, at)
@@ -98,7 +99,37 @@ def _check(name: str, ids: Tensor | None, at: Arrival) -> None:
         )
 
 
-def _readable(tensor: Tensor) -> bool:
+def _check_mask(mask: Any, at: Arrival) -> None:
+    """Refuse a mask that is not [B J] or [B 1 I J]: hosts drop one that forbids nothing before they see its shape."""
+    if not isinstance(mask, Tensor):
+        return
+    if mask.dim() not in (2, 4) or (mask.shape[0] != at.batch and (mask.dim() == 2 or mask.shape[0] != 1)):
+        raise ValueError(
+            f"attach: attention_mask has shape {tuple(mask.shape)} but {at.batch} sequences of {at.new} tokens came "
+            f"in; give [{at.batch}, tokens], or [{at.batch}, 1, queries, keys]"
+        )
+    lengths = (at.keys, at.past + at.new) if isinstance(at.past, int) else ()
+    if mask.dim() == 2 and lengths and mask.shape[-1] not in lengths:
+        raise ValueError(
+            f"attach: the attention mask covers {mask.shape[-1]} tokens but {at.past} cached and {at.new} new ones are "
+            f"attended to; give [{at.batch}, {at.past + at.new}]"
+        )
+
+
+def _given(positions: Any, documents: Tensor | None) -> Positions:
+    """``positions=`` as it came."""
+    if not isinstance(positions, Positions):
+        raise TypeError(
+            f"attach: positions is a {type(positions).__name__}; give a locant.Positions, or ids as position_ids="
+        )
+    if documents is not None:
+        raise ValueError(
+            "attach: positions and document_ids came together; put the documents into positions (Positions.packed)"
+        )
+    return positions
+
+
+def readable(tensor: Tensor) -> bool:
     """Whether looking at values costs nothing: eager, on the CPU."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
@@ -114,7 +145,7 @@ def _in_order(at: Arrival) -> Positions:
 
 def _plain_mask(mask: Tensor, at: Arrival) -> bool:
     """Whether counting over the mask gives 0, 1, 2, ... for the real tokens: no padding, or only on the right."""
-    return _stored(at) is None and _readable(mask) and bool((mask[:, 1:] <= mask[:, :-1]).all())
+    return _stored(at) is None and readable(mask) and bool((mask[:, 1:] <= mask[:, :-1]).all())
 
 
 def _count(mask: Tensor) -> Tensor:
@@ -124,11 +155,6 @@ def _count(mask: Tensor) -> Tensor:
 def _counted(mask: Tensor, at: Arrival) -> Positions:
     """Ids counted over the mask of all keys, cached ones too; keys not yet written are masked anyway."""
     seen = mask.shape[-1]
-    if isinstance(at.past, int) and seen != at.past + at.new and seen != at.keys:
-        raise ValueError(
-            f"attach: the attention mask covers {seen} tokens but {at.past} cached and {at.new} new ones are attended "
-            f"to; give [{at.batch}, {at.past + at.new}]"
-        )
     ids = _count(mask)
     query = ids[:, at.past : at.past + at.new] if isinstance(at.past, int) else ids[:, -at.new :]
     if at.keys > seen:
@@ -147,7 +173,7 @@ def _packed(ids: Tensor | None, documents: Tensor, at: Arrival, trained: int) ->
     documents = documents if documents.dim() == 2 else documents[None]
     packed = Positions.packed(documents.to(at.device))
     if ids is not None:
-        placed = Positions.from_ids(ids, length=None if _readable(ids) else max(at.keys, trained))
+        placed = Positions.from_ids(ids, length=None if readable(ids) else max(at.keys, trained))
         packed = replace(placed, query_document=packed.query_document, key_document=packed.key_document)
     return _unwritten(packed, at)
 
@@ -171,7 +197,7 @@ def _explicit(ids: Tensor, mask: Tensor | None, at: Arrival, trained: int) -> Po
     """Explicit ids; those of the past come with the cache, or are counted over the mask."""
     ids = ids if ids.dim() == 2 else ids[None]
     past = _stored(at)
-    if past is None and _readable(ids) and isinstance(at.past, int) and (mask is None or _plain_mask(mask, at)):
+    if past is None and readable(ids) and isinstance(at.past, int) and (mask is None or _plain_mask(mask, at)):
         in_order = torch.arange(at.past, at.past + at.new, device=ids.device)
         if bool((ids == in_order).all()):
             return _in_order(at)
@@ -190,7 +216,7 @@ def _explicit(ids: Tensor, mask: Tensor | None, at: Arrival, trained: int) -> Po
         key = key.clamp(min=0)
     if key.shape[-1] <= at.keys and isinstance(at.past, int):
         _store(at, key)
-    length = None if _readable(ids) else max(at.keys, trained)
+    length = None if readable(ids) else max(at.keys, trained)
     positions = Positions.from_ids(ids, key, length=length)
     if at.fresh and mask is None:
         positions = _restarts(positions)
@@ -205,7 +231,7 @@ def _restarts(positions: Positions) -> Positions:
     step = (ids[:, 1:] == ids[:, :-1] + 1) | (ids[:, 1:] == 0)
     packed = step.all(-1, keepdim=True) & (ids[:, 1:] != 0).any(-1, keepdim=True)
     documents = torch.where(packed, (ids == 0).cumsum(-1), torch.zeros_like(ids))
-    if _readable(ids) and bool((documents == documents[:, :1]).all()):
+    if readable(ids) and bool((documents == documents[:, :1]).all()):
         return positions
     return replace(positions, query_document=documents, key_document=documents)
 

@@ -40,7 +40,7 @@ def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     documents = arguments.get("document_ids")
     positions = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
     positions = attachment.stack.prepare(positions)
-    _check_kept(attachment, at, positions)
+    _check_kept(attachment, at, given_ids)
     if "position_ids" in attachment.parameter_names:
         _tell_host(module, attachment, arguments, at, given_ids, documents, positions)
     if (
@@ -73,10 +73,13 @@ def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outp
             entrance.keep(cache, ids if ids.dim() == 2 else ids[None])
 
 
-def _check_kept(attachment: Attachment, at: entrance.Arrival, positions: Positions) -> None:
+def _check_kept(attachment: Attachment, at: entrance.Arrival, given_ids: Tensor | None) -> None:
     if attachment.kept_rows is None or not isinstance(at.past, int):
         return
     limit, length = attachment.kept_rows - attachment.spare_rows, at.past + at.new
+    if given_ids is not None and given_ids.numel() and entrance.readable(given_ids):
+        # the table reads explicit ids as they are, and the host would fail on the index
+        limit, length = attachment.kept_rows, int(given_ids.max()) + 1
     if length > limit:
         raise ValueError(
             f"attach: the kept table of {attachment.family.name} has {limit} positions but the input reaches {length}; "
