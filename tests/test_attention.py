@@ -10,6 +10,7 @@ import torch
 from locant import Positions, attention, explain
 from locant.backends import BACKENDS
 from locant.terms import Clip, LogitMap, PairBias, RelativeBias, RelativeGate, RelativeKey, RelativeQuery, RelativeValue
+from tests.unchecked import unchecked
 
 B, H, Q, J, D, E = 2, 3, 7, 11, 8, 5
 
@@ -255,3 +256,37 @@ def test_what_does_not_fit_is_refused(change, error, message):
     given = dict(zip("qkv", operands(), strict=True)) | change
     with pytest.raises(error, match=message):
         attention(**given)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "blocked"])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(q=normal(H, Q, D)), r"q has shape \(3, 7, 8\); give four axes"),
+        (dict(v=normal(B, H, J + 1, E)), r"k \(2, 3, 11, 8\) and v \(2, 3, 12, 5\) do not belong together"),
+        (dict(v=normal(B, 1, J, E)), r"v \(2, 1, 11, 5\) do not belong together"),
+        (dict(k=normal(1, H, J, D), v=normal(1, H, J, E)), r"q \(2, 3, 7, 8\), k \(1, 3, 11, 8\)"),
+        (dict(k=normal(B, 0, J, D), v=normal(B, 0, J, E)), "3 query heads cannot share 0 key heads"),
+        (dict(logit_factor=torch.ones(Q + 1)), r"logit_factor has shape \(8,\); give a number, \[7\] or \[2, 1, 7\]"),
+        (dict(dropout=1.5), r"dropout=1\.5 is no probability"),
+        (dict(dropout=-0.1), r"dropout=-0\.1 is no probability"),
+    ],
+    ids=["axes", "tokens", "heads", "batch", "no heads", "factor", "above", "below"],
+)
+def test_what_kernels_would_broadcast_is_refused(backend, change, message):
+    given = dict(zip("qkv", operands(), strict=True)) | change
+    with pytest.raises(ValueError, match=message):
+        unchecked(attention)(**given, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "blocked"])
+@pytest.mark.parametrize("sizes", [(0, 0), (0, 4), (4, 0)])
+def test_without_a_pair_the_output_is_empty_or_zero(backend, sizes):
+    queries, keys = sizes
+    q, k, v = normal(B, H, queries, D).requires_grad_(), normal(B, H, keys, D), normal(B, H, keys, E)
+    positions = Positions(torch.arange(queries), torch.arange(keys), span=3, length=4, contiguous=queries <= keys)
+    table, rule = normal(H, 7, seed=1).requires_grad_(), Clip(3)
+    terms = (RelativeBias(table, rule), RelativeQuery(normal(1, 7, D), rule), RelativeKey(normal(1, 7, D), rule))
+    out = attention(q, k, v, terms, positions, backend=backend)
+    out.sum().backward()
+    assert out.shape == (B, H, queries, E) and not out.any() and table.grad is not None and not table.grad.any()

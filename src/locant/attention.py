@@ -52,7 +52,7 @@ def attention(
     Raises: ValueError or TypeError for shapes and masks that do not fit, a backend that cannot, unknown backends.
     """
     call = _call(q, k, v, terms, positions, mask, causal, scale, logit_factor, dropout, return_weights)
-    return BACKENDS[_choose(call, backend).backend].run(call)
+    return BACKENDS[_choose(call, backend)].run(call)
 
 
 def explain(
@@ -68,18 +68,22 @@ def explain(
 ) -> Explanation:
     """Which backend `attention` takes for these arguments, and why each other one cannot."""
     call = _call(q, k, v, terms, positions, None, False, None, 1.0, dropout, return_weights)
-    return _choose(call, backend)
+    refused = {name: why for name in BACKENDS if (why := BACKENDS[name].refuses(call)) is not None}
+    return Explanation(_choose(call, backend), refused)
 
 
-def _choose(call: Call, backend: str) -> Explanation:
+def _choose(call: Call, backend: str) -> str:
+    """The name of the backend that serves a call; only those that may be taken are asked (asking may compile one)."""
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; choose 'auto' or one of {', '.join(map(repr, BACKENDS))}")
-    refused = {name: why for name in BACKENDS if (why := BACKENDS[name].refuses(call)) is not None}
+    if not (call.operands.q.shape[2] and call.operands.k.shape[2]):
+        return "reference"  # no pair: zeros, which no kernel need be asked for
     if backend == "auto":
-        return Explanation(next(name for name in preference(call) if name not in refused), refused)
-    if backend in refused:
-        raise ValueError(f"backend {backend!r} cannot: {refused[backend]}; use backend='auto' or 'reference'")
-    return Explanation(backend, refused)
+        return next(name for name in preference(call) if BACKENDS[name].refuses(call) is None)
+    why = BACKENDS[backend].refuses(call)
+    if why is not None:
+        raise ValueError(f"backend {backend!r} cannot: {why}; use backend='auto' or 'reference'")
+    return backend
 
 
 def _call(
@@ -95,6 +99,7 @@ def _call(
     dropout: float,
     return_weights: bool,
 ) -> Call:
+    _check_operands(q, k, v, logit_factor, dropout)
     k, v = _grouped(q, k, v)
     num_queries, num_keys = q.shape[2], k.shape[2]
     if positions is None:
@@ -108,14 +113,39 @@ def _call(
     return Call(operands, tuple(terms), allowed, plain_causal, dropout, return_weights)
 
 
-def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _check_operands(q: Tensor, k: Tensor, v: Tensor, logit_factor: float | Tensor, dropout: float) -> None:
+    """Shapes that kernels would broadcast, read in part, or refuse in words of their own."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"attention: {name} has shape {tuple(tensor.shape)}; give four axes, [batch, heads, tokens, head_dim]"
+            )
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(
             f"attention: q has head_dim={q.shape[-1]} but k has head_dim={k.shape[-1]}; they must be equal"
         )
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+        raise ValueError(
+            f"attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not belong together; batches "
+            "must be equal, and k and v have the same heads and tokens"
+        )
+    if isinstance(logit_factor, Tensor) and logit_factor.shape not in (
+        (q.shape[2],),
+        (1, 1, q.shape[2]),
+        (q.shape[0], 1, q.shape[2]),
+    ):
+        raise ValueError(
+            f"attention: logit_factor has shape {tuple(logit_factor.shape)}; give a number, [{q.shape[2]}] or "
+            f"[{q.shape[0]}, 1, {q.shape[2]}]"
+        )
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"attention: dropout={dropout} is no probability; give 0 to 1")
+
+
+def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     if k.shape[1] == q.shape[1]:
         return k, v
-    if q.shape[1] % k.shape[1]:
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
         raise ValueError(
             f"attention: {q.shape[1]} query heads cannot share {k.shape[1]} key heads; it must divide them"
         )
