@@ -139,7 +139,8 @@ def check_tupe(case: Case) -> Iterator[Comparison]:
 def tupe_biases(case: Case, parameters: Mapping[str, Tensor], untied: TupeA, tied: TupeA) -> dict[str, Tensor]:
     """Everything that is added to logits; the un-reset products include the two rows that make theta."""
     positions = locant.Positions.arange(case.meta["n"])
-    every_row = locant.Positions.from_ids(torch.arange(-1, case.meta["n"]), length=case.meta["n"])
+    ids = torch.arange(-1, case.meta["n"])  # the row before id 0 makes theta, too
+    every_row = locant.Positions(ids, ids, span=len(ids), length=case.meta["n"])
     found = {
         "bias": bias_of(untied, positions),
         "tie_cls.bias": bias_of(tied, positions),
