@@ -63,8 +63,8 @@ def test_a_comparison_gives_all_numbers_and_files(text: Path, tmp_path: Path) ->
     assert (none.extra_parameters, absolute.extra_parameters) == (0, 9 * 8)
     assert absolute.total_parameters == (none.total_parameters or 0) + 72
     assert [score.loss is None for score in absolute.lengths] == [False, True, True]
-    assert absolute.lengths[1].reason == "cannot: position 17 is beyond its table of 9 rows"
-    assert absolute.shifts[1].reason == "cannot: position 12 is beyond its table of 9 rows"
+    assert absolute.lengths[1].reason == "position 17 is beyond its table of 9 rows"
+    assert absolute.shifts[1].reason == "position 12 is beyond its table of 9 rows"
     assert result.environment["command"] == "locant compare x.toml"
     assert read_results(tmp_path / "out" / "results.json") == result
     assert {"table.csv", "runs.csv"} <= {path.name for path in (tmp_path / "out").iterdir()}
@@ -123,6 +123,25 @@ def test_a_folder_of_another_recipe_is_refused_with_the_keys_that_differ(text: P
     ):
         inline(other, tmp_path / "out")
     assert (tmp_path / "out" / "runs" / "none-seed1" / "run.json").read_bytes() == before
+
+
+def test_a_mistake_in_the_recipe_does_not_claim_the_folder(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(FileNotFoundError, match="no file at"):
+        inline(read_recipe(table(tmp_path / "typo.txt", encodings=["none"])), out)
+    with pytest.raises(ValueError, match=r"one window of length=8000 needs 7998"):
+        inline(read_recipe(table(text, encodings=["none"], train={"length": 8000})), out)
+    result = inline(read_recipe(table(text, encodings=["none"])), out)
+    assert [run.status for run in result.runs] == ["done"]
+
+
+def test_a_recipe_json_of_another_program_claims_the_folder(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / "text").mkdir(parents=True)
+    (tmp_path / "out" / "recipe.json").write_text('{"recipe": {"eggs": 3}}')
+    (tmp_path / "out" / "text" / "book.txt").write_text("mine")
+    with pytest.raises(ValueError, match="eggs is 3 there"):
+        inline(read_recipe(table(text)), tmp_path / "out")
+    assert (tmp_path / "out" / "text" / "book.txt").read_text() == "mine"
 
 
 def test_a_label_cannot_change_its_meaning(text: Path, tmp_path: Path) -> None:

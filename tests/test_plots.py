@@ -102,6 +102,13 @@ def test_training_loss_is_drawn_where_no_validation_was_taken():
     assert numbers(figure.axes[0].lines[0].get_ydata()) == [5.0, 3.0]
 
 
+def test_a_validation_at_the_end_alone_leaves_the_training_loss_as_the_curve():
+    curve = (CurvePoint(10, 1, 1.0, 6.0), CurvePoint(20, 2, 2.0, 5.0), CurvePoint(30, 3, 3.0, 4.0, 4.5))
+    figure = loss_by_step(bare(curve=curve))
+    assert "Training loss" in figure.axes[0].get_ylabel()
+    assert list(figure.axes[0].lines[0].get_xdata()) == [10.0, 20.0, 30.0]
+
+
 def test_lengths_that_cannot_be_had_are_named_and_not_drawn():
     figure = loss_by_length(make_table(("none", "absolute")))
     assert any("Cannot be evaluated: absolute at 64, 128." in text for text in words(figure))

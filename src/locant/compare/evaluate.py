@@ -85,11 +85,11 @@ class Validation:
     ) -> tuple[float | None, float | None, str | None]:
         needed = length + (shift or 0)
         if max_length is not None and needed > max_length:
-            return None, None, f"cannot: position {needed - 1} is beyond its table of {max_length} rows"
+            return None, None, f"position {needed - 1} is beyond its table of {max_length} rows"
         try:
             return *self.score(model, length, shift), None
         except ValueError as error:  # a limit only the host knows
-            return None, None, f"cannot: {error}"
+            return None, None, str(error)
 
     def score(self, model: BertForMaskedLM, length: int, shift: int | None = None) -> tuple[float, float]:
         """Mean loss (nats) and accuracy of the predicted tokens in windows of this length."""

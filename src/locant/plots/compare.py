@@ -35,7 +35,7 @@ class _Line:
 
 
 def loss_by_step(table: ResultTable, width: float = TWO_COLUMN) -> Figure:
-    """Validation loss during training (training loss where none was taken); a failed run ends in a cross."""
+    """Validation loss during training, or training loss where it was not taken; a failed run ends in a cross."""
     field = "validation_loss" if _has_validation(table) else "train_loss"
     lines = [line for label in table.encodings if (line := _curve(table, label, field))]
     broken = [run for run in table.runs if run.status == "failed" and _points(run, field)]
@@ -265,7 +265,8 @@ def _length_name(length: int, table: ResultTable) -> str:
 
 
 def _has_validation(table: ResultTable) -> bool:
-    return any(point.validation_loss is not None for run in table.runs for point in run.curve)
+    """Whether a run was validated while it trained; a loss at its end alone draws no curve."""
+    return any(sum(point.validation_loss is not None for point in run.curve) > 1 for run in table.runs)
 
 
 def _points(run: RunResult, field: str) -> list[tuple[int, float]]:
