@@ -126,6 +126,13 @@ def test_loss_by_length_shows_mean_and_deviation():
     assert [s[1][1] - s[0][1] for s in segments] == pytest.approx([2 * (one.loss.std or 0) for one in row.lengths])
 
 
+def test_an_encoding_that_cannot_be_shifted_is_named_below_and_not_drawn():
+    shifts = (ShiftScore(0, 3.0), ShiftScore(16, None, "its table has 9 rows"))
+    figure = loss_by_shift(bare(shifts=shifts))
+    assert not figure.axes[0].lines
+    assert any("at 16" in text.get_text() for text in figure.texts)
+
+
 def test_encodings_that_ignore_shifts_share_one_line():
     figure = loss_by_shift(make_table(("none", "tisa", "sinusoidal")))
     text = words(figure)

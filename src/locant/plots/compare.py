@@ -110,7 +110,7 @@ def loss_by_shift(table: ResultTable, width: float = TWO_COLUMN) -> Figure:
         ]
         if row.max_shift_change is not None and row.max_shift_change <= SAME_LOSS:
             same.append(row.encoding)
-        elif values:
+        elif len(values) > 1:  # the change at shift 0 alone says nothing
             lines.append(_Line(row.encoding, *map(list, zip(*values, strict=True))))
         if missing := [str(one.shift) for one in row.shifts if one.change.mean is None]:
             absent.append(f"{row.encoding} at {', '.join(missing)}")
