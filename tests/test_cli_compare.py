@@ -1,18 +1,25 @@
 from __future__ import annotations
 
+import errno
 import functools
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import locant.compare.grid as grid
 from locant.cli import app
+from locant.cli.progress import Watcher
 from locant.compare.executors import InlineExecutor
+from locant.compare.grid import Stage
+from locant.compare.run import Task
 from tests.compare_runs import table, toml, write_text
+from tests.compare_tables import make_table
 
 RUNNER = CliRunner()
 
@@ -94,6 +101,34 @@ def test_a_failed_run_shows_in_the_exit_code(recipe: Path, monkeypatch: pytest.M
     assert result.exit_code == 1
     assert "failed: RuntimeError: no such luck 17" in result.stderr
     assert "no such luck 17" in result.stdout
+
+
+def test_a_disk_that_is_full_before_the_report_still_shows_the_table(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments, **keywords):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(grid, "compare", lambda *arguments, **keywords: make_table())
+    monkeypatch.setattr("locant.report.write_report", full)
+    result = RUNNER.invoke(app, ["compare", str(recipe), "--json"])
+    assert result.exit_code == 1
+    assert result.stdout == make_table().to_json()
+    assert "error: compare: cannot write 'runs/tiny': No space left on device; free space" in result.stderr
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_labels_and_messages_may_hold_brackets(terminal: bool) -> None:
+    watcher, task, shown = Watcher(3), Task("train", "none[/b][red]", seed=1), io.StringIO()
+    watcher.progress.disable = not terminal
+    watcher.console = watcher.progress.live.console = Console(file=shown, force_terminal=terminal, width=200)
+    watcher(Stage("train", (task,)), {})
+    watcher(task, {"event": "start"})
+    watcher.progress.refresh()
+    watcher(task, {"event": "error", "message": "no [/i] here"})
+    watcher.progress.stop()
+    assert "1/1 none[/b][red] seed 1: " in shown.getvalue()
+    assert "failed" in shown.getvalue() and "no [/i] here" in shown.getvalue()
 
 
 def test_an_interrupt_says_how_to_go_on(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

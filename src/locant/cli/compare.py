@@ -59,6 +59,7 @@ def compare(
     """Parses, compares, prints."""
     with one_sentence():
         from locant.cli.progress import Watcher
+        from locant.compare.folder import unwritable
         from locant.compare.grid import compare as run_comparison
         from locant.compare.recipe import load_recipe
         from locant.compare.tables import to_text
@@ -70,15 +71,18 @@ def compare(
         try:
             with Watcher(loaded.train.steps) as watcher:
                 table = run_comparison(loaded, folder, jobs=jobs, watch=watcher, command=command)
-            report = write_report(table, folder / "report.html")
-            _save_plots(table, folder / "plots")
+            print(table.to_json() if as_json else to_text(table), end="", flush=True)
+            try:
+                report = write_report(table, folder / "report.html")
+                _save_plots(table, folder / "plots")
+            except OSError as error:
+                raise unwritable(folder, error) from error
         except KeyboardInterrupt:
             finished = len(list(folder.glob("runs/*/run.json")))
             print(
                 f"\nstopped: {finished} finished runs are kept in {folder}; the same command goes on", file=sys.stderr
             )
             raise typer.Exit(INTERRUPTED) from None
-        print(table.to_json() if as_json else to_text(table), end="")
         print(f"\nreport: {report.resolve()}", file=sys.stderr if as_json else sys.stdout)
         if any(run.status != "done" for run in table.runs):
             raise typer.Exit(FAILED)

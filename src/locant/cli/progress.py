@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 if TYPE_CHECKING:
     from locant.compare.grid import Stage
@@ -22,10 +23,10 @@ class Watcher:
         self.console = Console(stderr=True)
         self.steps = steps
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # labels and messages may hold brackets
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=self.console,
             transient=True,
@@ -78,21 +79,21 @@ class Watcher:
 
     def _done(self, task: Task, event: dict[str, Any]) -> None:
         loss = f", last training loss {self.losses[task]:.3f}" if task in self.losses else ""
-        self._end(task, f"{time.monotonic() - self.started[task]:.0f} s{loss}")
+        self._end(task, f"{time.monotonic() - self.started[task]:.0f} s{loss}", show=task.kind == "train")
 
     def _failed(self, task: Task, event: dict[str, Any]) -> None:
-        self._end(task, f"[red]stopped[/red]: {event['message']}")
+        self._end(task, f": {event['message']}", alarm="stopped")
 
     def _error(self, task: Task, event: dict[str, Any]) -> None:
-        self._end(task, f"[red]failed[/red]: {event['message']}")
+        self._end(task, f": {event['message']}", alarm="failed")
 
-    def _end(self, task: Task, words: str) -> None:
+    def _end(self, task: Task, words: str, *, alarm: str = "", show: bool = True) -> None:
         self.ended += 1
         self.progress.remove_task(self.bars.pop(task))
         if self.total is not None:
             self.progress.advance(self.total)
-        if task.kind == "train" or "failed" in words:
-            self._say(f"  {self.ended:>2}/{self.wanted} {task.title}: {words}")
+        if show:
+            self._say(Text.assemble(f"  {self.ended:>2}/{self.wanted} {task.title}: ", (alarm, "red"), words))
 
-    def _say(self, words: str) -> None:
-        self.console.print(words, highlight=False, soft_wrap=True)
+    def _say(self, words: str | Text) -> None:
+        self.console.print(words, highlight=False, soft_wrap=True, markup=False)
