@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -128,7 +129,10 @@ def _locked(path: Path) -> IO[str]:
 
 
 def _check_recipe(folder: OutputFolder) -> None:
-    """Raises ValueError unless the folder is empty, or of a recipe that differs in the grid alone."""
+    """Raises ValueError unless the folder is empty, or of a recipe that differs in the grid alone.
+
+    Another recipe's folder in which no run ever finished, as a mistake in the recipe leaves it, is begun anew.
+    """
     path, recipe = folder.path, folder.recipe
     body = _read(path / "recipe.json")
     if body is None:
@@ -138,7 +142,12 @@ def _check_recipe(folder: OutputFolder) -> None:
                 "this recipe; give another --out"
             )
         return
-    if changed := differences(_without_grid(body.get("recipe", {})), recipe.shared()):
+    before = body.get("recipe", {})
+    changed = differences(_without_grid(before), recipe.shared())
+    if changed and set(before) == set(recipe.to_dict()) and not any(path.glob("runs/*/run.json")):
+        for made in ("text", "speed"):
+            shutil.rmtree(path / made, ignore_errors=True)
+    elif changed:
         raise ValueError(
             f"compare: {str(path)!r} belongs to another recipe: {'; '.join(changed[:6])}; give another --out, or set "
             "these back"
