@@ -294,6 +294,17 @@ def test_conclusions_call_what_the_seeds_cannot_separate():
     assert "With two seeds an interval rests on one degree of freedom" in text
 
 
+def test_the_lowest_mean_over_fewer_seeds_does_not_win_against_the_pairs():
+    losses = {"none": [9.0, 4.00, 4.02, 4.01], "tisa": [None, 4.50, 4.52, 4.51]}  # seed 0 was hard, and tisa lacks it
+    text = conclusions(table_of(losses))
+    assert text[0].startswith("tisa has the lowest")
+    assert "clearly ahead of every other" not in " ".join(text)
+    assert (
+        "That mean is over other seeds than theirs; on the seeds in common these are ahead of tisa: none (-0.500)."
+        in text
+    )
+
+
 def test_one_seed_allows_no_judgment():
     text = " ".join(conclusions(table_of({"none": [4.0], "tisa": [3.0]})))
     assert "whether the gap is chance is unknown: none (+1.000)" in text

@@ -14,6 +14,8 @@ from locant.compare.summary import CLEAR, LEANING, LEVEL, UNKNOWN, Difference, R
 
 SAME_LOSS = 5e-4  # nats; half of the last digit shown
 
+_AHEAD = "ahead"  # of the one with the lowest mean, on the seeds in common: runs failed, and the means are over others
+
 RULE = (
     "A difference is called clear when it is larger than the spread of the seeds (the larger of the two encodings' "
     "standard deviations) and the 95% t interval of the differences, paired by seed, excludes zero."
@@ -62,7 +64,13 @@ def _best(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
     by_verdict: dict[str, list[str]] = {}
     for row in others:
         gap = compare(table, row.encoding, best.encoding)
-        by_verdict.setdefault(gap.verdict, []).append(f"{row.encoding} ({_behind(gap)})")
+        verdict = _AHEAD if gap.mean is not None and gap.mean < 0 else gap.verdict
+        by_verdict.setdefault(verdict, []).append(f"{row.encoding} ({_behind(gap)})")
+    if _AHEAD in by_verdict:
+        yield (
+            f"That mean is over other seeds than theirs; on the seeds in common these are ahead of {best.encoding}: "
+            f"{_join(by_verdict[_AHEAD])}."
+        )
     if LEVEL in by_verdict:
         yield f"Cannot be told apart from {best.encoding} with {_seeds(table)}: {_join(by_verdict[LEVEL])}."
     if LEANING in by_verdict:
@@ -134,9 +142,8 @@ def _by_length(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
         if not scored:
             continue
         loss, change, name = min(scored)
-        level = [
-            other for *_, other in scored if other != name and compare(table, other, name, length).verdict != CLEAR
-        ]
+        gaps = {other: compare(table, other, name, length) for *_, other in scored if other != name}
+        level = [other for other, gap in gaps.items() if gap.verdict != CLEAR or (gap.mean or 0.0) < 0]
         ties = f", not clearly ahead of {_join(_some(level))}" if level else ""
         sentence = (
             f"At {_at(table, length)} {name} has the lowest loss, {loss:.3f} ({change:+.3f} against its loss at "
