@@ -70,6 +70,8 @@ def test_a_recipe_survives_its_own_dictionary() -> None:
         ("measure.seconds=0", "seconds = 0.0, needed a number above 0"),
         ("measure.threads=-1", "threads = -1, needed 0"),
         ("masking.rate=1", "rate=1.0 must lie between 0 and 1"),
+        ("name=../x", r"name = '\.\./x', needed a letter or digit and no slash"),
+        ("name=..", r"name = '\.\.', needed a letter"),
         ("seeds=[]", "seeds is empty"),
         ("seeds=1,1", "seeds names '1' twice"),
         ("seeds=-1", "seeds has -1, needed 0 to"),
@@ -191,6 +193,12 @@ def test_a_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_recipe(tmp_path / "nowhere.toml")
     with pytest.raises(FileNotFoundError, match="is a folder"):
         load_recipe(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    path = tmp_path / "short.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + b"encodings = ['none']")
+    assert load_recipe(path).labels == ("none",)
 
 
 @pytest.mark.parametrize("content", [b"steps = = 3", b"\xff\xfe"])

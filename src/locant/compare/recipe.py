@@ -47,6 +47,8 @@ class Recipe:
             raise ValueError('encodings is empty, needed at least one; write encodings = ["none", "absolute"]')
         if not self.seeds:
             raise ValueError("seeds is empty, needed at least one; write seeds = [1, 2]")
+        if not re.fullmatch(r"[^/\\]*\w[^/\\]*", self.name):
+            raise ValueError(f"name = {self.name!r}, needed a letter or digit and no slash: it names the output folder")
         labels = [choice.label for choice in self.encodings]
         for values, what in ((labels, "encodings"), ([str(seed) for seed in self.seeds], "seeds")):
             if repeated := sorted({value for value in values if values.count(value) > 1}):
@@ -97,7 +99,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         what = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"recipe: {str(path)!r} {what}, needed a TOML file such as recipes/quickstart.toml")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"recipe: {path} is not TOML: {error}") from error
     return read_recipe({"name": path.stem, **table}, overrides)
