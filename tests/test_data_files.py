@@ -138,6 +138,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
         ("[1]", "line 3: no field 'text' in list"),
         ('{"text": 7}', "line 3: field 'text' holds int"),
         ('{"text": ', "line 3: not JSON"),
+        (r'{"text": "a \ud83d b"}', r"line 3: field 'text' holds '\\ud83d', half of a surrogate pair"),
     ],
 )
 def test_a_bad_jsonl_line_is_told_with_its_number(tmp_path, line, message):

@@ -19,6 +19,7 @@ from locant.data.document import Document
 
 FORMATS = (".txt", ".jsonl", ".parquet")
 _COMPRESSIONS = (".gz", ".xz")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
 
 
@@ -143,6 +144,10 @@ def _read_jsonl(path: Path, text: str, field: str) -> Iterator[Document]:
         if not isinstance(row[field], str):
             raise ValueError(
                 f"{where}: field {field!r} holds {type(row[field]).__name__}, a string was needed; name another"
+            )
+        if (bad := _SURROGATE.search(row[field])) is not None:  # JSON can write half of a pair, UTF-8 cannot
+            raise ValueError(
+                f"{where}: field {field!r} holds {bad[0]!r}, half of a surrogate pair; write whole characters"
             )
         yield Document(f"{path}:{number}", row[field])
 
