@@ -283,6 +283,8 @@ def test_speed_is_measured_in_alternating_order_and_kept(text: Path, tmp_path: P
     assert order == ["none", "absolute", "absolute", "none"]
     for speed in result.speeds.values():
         assert (speed.train_tokens_per_second or 0) > 0 and (speed.inference_tokens_per_second or 0) > 0
+        assert len(speed.train_rounds) == len(speed.inference_rounds) == 2
+        assert min(speed.train_rounds) <= (speed.train_tokens_per_second or 0) <= max(speed.train_rounds)
         assert (speed.inference_peak_mb or 0) > 50 and (speed.train_peak_mb or 0) >= (speed.inference_peak_mb or 0)
     seen, watch = watcher()
     inline(read_recipe(body), tmp_path / "out", watch=watch)

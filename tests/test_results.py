@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from locant.compare.conclusions import RULE, conclusions, findings
+from locant.compare.measure import median_speed
 from locant.compare.results import (
     CurvePoint,
     LengthScore,
@@ -327,6 +328,24 @@ def test_conclusions_on_length_shift_cost_and_gaps():
     assert "Training: none is fastest (52,300 tokens/s), huang_m4 slowest (32,426, 62% of none)." in text["cost"]
     assert "tisa: 1 of 2 runs did not finish (seed 1: loss was nan at step 612)" in text["gap"]
     assert "one model size (412,032 to 422,400 parameters), 1,500 training steps and 2 seeds" in text["limit"]
+
+
+def test_an_order_of_speeds_needs_rounds_that_do_not_overlap():
+    def cost(none, tisa):
+        speeds = {
+            label: median_speed([Speed(value, 2 * value, 5.0, 4.0) for value in values])
+            for label, values in (("none", none), ("tisa", tisa))
+        }
+        table = dataclasses.replace(table_of({"none": [4.0, 4.1], "tisa": [3.0, 3.1]}), speeds=speeds)
+        return " ".join(one.text for one in findings(table) if one.subject == "cost")
+
+    apart = cost([90.0, 100.0, 120.0], [40.0, 50.0, 89.0])
+    assert "Training: none is fastest (100 tokens/s), tisa slowest (50, 50% of none)." in apart
+    assert "tisa, the best in loss, trains at 50% of the speed of none." in apart
+    level = cost([88.0, 100.0, 120.0], [40.0, 50.0, 89.0])
+    assert "even the rounds of tisa (50 tokens/s) and none (100), the ends by median, overlap." in level
+    assert "50% of the speed of none (their rounds overlap)." in level and "fastest" not in level
+    assert "tisa slowest (50, 50% of none). Measured in one round, so without any" in cost([100.0], [50.0])
 
 
 def test_nothing_finished_is_said_plainly():

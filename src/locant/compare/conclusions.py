@@ -192,24 +192,45 @@ def _by_shift(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
 
 def _cost(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
     base = next((row for row in rows if row.is_baseline), None)
-    for field, what in (("train_tokens_per_second", "Training"), ("inference_tokens_per_second", "Inference")):
-        speeds = sorted((value, row.encoding) for row in rows if (value := getattr(row.speed, field, None)))
+    for kind, what in (("train", "Training"), ("inference", "Inference")):
+        field = f"{kind}_tokens_per_second"
+        found = ((value, row) for row in rows if (value := getattr(row.speed, field, None)))
+        speeds = sorted(found, key=lambda pair: (pair[0], pair[1].encoding))
         if len(speeds) < 2:
             continue
         (slow, slowest), (fast, fastest) = speeds[0], speeds[-1]
         own = getattr(base.speed, field, None) if base else None
-        share = f", {slow / own:.0%} of {table.baseline}" if own and slowest != table.baseline else ""
-        yield f"{what}: {fastest} is fastest ({fast:,.0f} tokens/s), {slowest} slowest ({slow:,.0f}{share})."
+        share = f", {slow / own:.0%} of {table.baseline}" if own and not slowest.is_baseline else ""
+        ends = f"{fastest.encoding} is fastest ({fast:,.0f} tokens/s), {slowest.encoding} slowest ({slow:,.0f}{share})"
+        apart = _rounds_apart(slowest, fastest, kind)
+        if apart is None:
+            yield f"{what}: {ends}. Measured in one round, so without any measure of chance."
+        elif apart:
+            yield f"{what}: {ends}."
+        else:
+            yield (
+                f"{what}: no order can be told, since even the rounds of {slowest.encoding} ({slow:,.0f} tokens/s) and "
+                f"{fastest.encoding} ({fast:,.0f}), the ends by median, overlap."
+            )
     best = next((row for row in rows if row.rank == 1), None)
     if best and base and best is not base and best.speed and base.speed:
         own, other = best.speed.train_tokens_per_second, base.speed.train_tokens_per_second
         if own and other:
             added = f" and adds {best.extra_parameters:,} parameters" if best.extra_parameters is not None else ""
-            share = f"{own / other:.0%} of the speed of {base.encoding}"
+            told = " (their rounds overlap)" if _rounds_apart(best, base, "train") is False else ""
+            share = f"{own / other:.0%} of the speed of {base.encoding}{told}"
             yield f"{best.encoding}, the best in loss, trains at {share}{added}."
     added = sorted((row.extra_parameters, row.encoding) for row in rows if row.extra_parameters is not None)
     if added and added[-1][0]:
         yield f"Most parameters are added by {added[-1][1]}: {added[-1][0]:,}."
+
+
+def _rounds_apart(one: Row, other: Row, kind: str) -> bool | None:
+    """Whether every round of one was faster than every round of the other; None where there are less than two."""
+    first, second = (getattr(row.speed, f"{kind}_rounds", ()) for row in (one, other))
+    if min(len(first), len(second)) < 2:
+        return None
+    return min(first) > max(second) or min(second) > max(first)
 
 
 def _gaps(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
@@ -243,10 +264,10 @@ def _limits(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
     if len(table.seeds) == 2:
         yield "With two seeds an interval rests on one degree of freedom and is wide; more seeds narrow it."
     judged = sum(1 for row in rows if row.trained and row.trained.difference and row.trained.difference.n > 1)
-    if judged >= 5:
+    if judged >= 3:
         yield (
-            f"{judged} encodings are compared with {table.baseline} at the 95% level without correction for their "
-            "number, so a narrow clear difference may be chance."
+            f"{judged} encodings are compared with {table.baseline}, and all with the best, at the 95% level without "
+            "correction for their number, so a narrow clear difference may be chance."
         )
     if any(row.speed for row in rows):
         yield "Speed and memory hold for this machine and these sizes; the order can be another elsewhere."

@@ -80,7 +80,8 @@ class OutputFolder:
 
     def write_speed(self, label: str, round_: int, speed: Speed) -> None:
         """Keeps one round of speed measurement. Raises: OSError."""
-        _write(self.speed_path(label, round_), {"key": self.speed_key(label), "speed": vars(speed)})
+        body = {name: value for name, value in vars(speed).items() if value != ()}  # one round has no rounds
+        _write(self.speed_path(label, round_), {"key": self.speed_key(label), "speed": body})
 
     def write(self, name: str, text: str) -> Path:
         """Writes one file of the folder whole or not at all. Raises: OSError."""

@@ -1,4 +1,4 @@
-"""Speed and memory of one encoding, measured in a process of its own with nothing else running.
+"""Speed and memory of one encoding, measured in a process of its own, beside no other run.
 
 Training is timed step by step inside the same Trainer that trains the runs; inference is the encoder's forward pass on
 the same batches, without the vocabulary head, which all encodings share. A peak is the process's highest resident
@@ -128,11 +128,13 @@ def _peak_mb(device: str) -> float | None:
 
 
 def median_speed(rounds: Sequence[Speed]) -> Speed:
-    """The median of each number over rounds."""
+    """The median of each number over rounds, and the rounds themselves: how far they spread is how much it is worth."""
+
+    def values(name: str) -> tuple[float, ...]:
+        return tuple(value for speed in rounds if (value := getattr(speed, name)) is not None)
 
     def median(name: str) -> float | None:
-        values = [value for speed in rounds if (value := getattr(speed, name)) is not None]
-        return statistics.median(values) if values else None
+        return statistics.median(values(name)) if values(name) else None
 
     reasons = [speed.reason for speed in rounds if speed.reason]
     return Speed(
@@ -141,4 +143,6 @@ def median_speed(rounds: Sequence[Speed]) -> Speed:
         median("train_peak_mb"),
         median("inference_peak_mb"),
         reasons[0] if reasons else None,
+        values("train_tokens_per_second"),
+        values("inference_tokens_per_second"),
     )

@@ -83,13 +83,15 @@ class ShiftScore:
 
 @dataclass(frozen=True)
 class Speed:
-    """Speed and memory of one encoding, measured with nothing else running; `reason` explains fields that are None."""
+    """Speed and memory of one encoding, measured beside no other run; `reason` explains fields that are None."""
 
     train_tokens_per_second: float | None
     inference_tokens_per_second: float | None
     train_peak_mb: float | None
     inference_peak_mb: float | None
     reason: str | None = None
+    train_rounds: tuple[float, ...] = ()  # tokens per second in each round, of which the number above is the median
+    inference_rounds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         names = ("train_tokens_per_second", "inference_tokens_per_second", "train_peak_mb", "inference_peak_mb")

@@ -190,10 +190,13 @@ def _cost_cells(rows: Sequence[Row], row: Row) -> list[Cell]:
         value = getattr(row.speed, name, None)
         most = max((getattr(other.speed, name, None) or 0.0 for other in rows), default=0.0)
         own = getattr(base.speed, name, None) if base and base is not row else None
+        rounds = getattr(row.speed, name.replace("tokens_per_second", "rounds"), ()) if bar else ()
+        below = [f"{value / own:.0%} of {base.encoding}"] if value and own and base else []
+        below += [f"{min(rounds):,.0f} to {max(rounds):,.0f}"] if len(rounds) > 1 else []
         cells.append(
             Cell(
                 count_text(value).replace("-", "–"),
-                below=f"{value / own:.0%} of {base.encoding}" if value and own and base else "",
+                below="\n".join(below),
                 value=value,
                 tone="" if value is not None else "absent",
                 share=value / most if bar and value and most else None,
