@@ -57,6 +57,19 @@ def test_an_unknown_name_is_one_sentence(name: str, message: str) -> None:
     assert message in result.stderr and "Traceback" not in result.stderr
 
 
+def test_a_broken_locant_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "locant.json").write_text("{")
+    result = RUNNER.invoke(app, ["describe", str(tmp_path)])
+    assert result.exit_code == 2 and "locant.json' is not JSON (Expecting property name" in result.stderr
+
+
+def test_a_folder_does_not_hide_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tisa").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert RUNNER.invoke(app, ["describe", "tisa"]).stdout.startswith("tisa (Tisa)")
+    assert "'tisa' holds nothing, needed a config.json" in RUNNER.invoke(app, ["describe", "./tisa"]).stderr
+
+
 def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     result = RUNNER.invoke(app, ["describe", str(tmp_path)])

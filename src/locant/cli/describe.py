@@ -37,9 +37,11 @@ def describe(
 ) -> None:
     """Parses, looks up, prints."""
     with one_sentence():
+        import locant
         from locant.cli.facts import encoding_facts, encoding_text, model_facts, model_text
 
-        if Path(name_or_model).is_dir():
+        known = name_or_model in locant.names()  # such a folder here, of results for example, is ./NAME
+        if not known and Path(name_or_model).is_dir():
             folder = Path(name_or_model)
             print(json.dumps(model_facts(folder), indent=1, ensure_ascii=False) if as_json else model_text(folder))
         elif "/" in name_or_model or "\\" in name_or_model:

@@ -107,7 +107,10 @@ def model_facts(folder: Path) -> dict[str, Any]:
     if (folder / "config.json").is_file():
         facts["model"] = dataclasses.asdict(_model_description(folder))
     if (folder / "locant.json").is_file():
-        facts["attached"] = json.loads((folder / "locant.json").read_text(encoding="utf-8"))
+        try:
+            facts["attached"] = json.loads((folder / "locant.json").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"describe: {str(folder / 'locant.json')!r} is not JSON ({error}); save it again") from error
     if not facts:
         found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
         raise ValueError(
