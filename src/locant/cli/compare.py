@@ -48,7 +48,7 @@ def compare(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="For example train.steps=200.", show_default=False),
+        typer.Argument(metavar="KEY=VALUE", help="For example train.steps=200.", show_default=False),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/<name of the recipe>")] = None,
     jobs: Annotated[

@@ -110,7 +110,9 @@ def model_facts(folder: Path) -> dict[str, Any]:
         try:
             facts["attached"] = json.loads((folder / "locant.json").read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"describe: {str(folder / 'locant.json')!r} is not JSON ({error}); save it again") from error
+            raise ValueError(
+                f"describe: {str(folder / 'locant.json')!r} is not JSON ({error}); save it again"
+            ) from error
     if not facts:
         found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
         raise ValueError(
