@@ -341,11 +341,21 @@ def test_an_order_of_speeds_needs_rounds_that_do_not_overlap():
 
     apart = cost([90.0, 100.0, 120.0], [40.0, 50.0, 89.0])
     assert "Training: none is fastest (100 tokens/s), tisa slowest (50, 50% of none)." in apart
-    assert "tisa, the best in loss, trains at 50% of the speed of none." in apart
+    assert "tisa, lowest in mean loss, trains at 50% of the speed of none." in apart
     level = cost([88.0, 100.0, 120.0], [40.0, 50.0, 89.0])
     assert "even the rounds of tisa (50 tokens/s) and none (100), the ends by median, overlap." in level
     assert "50% of the speed of none (their rounds overlap)." in level and "fastest" not in level
     assert "tisa slowest (50, 50% of none). Measured in one round, so without any" in cost([100.0], [50.0])
+
+
+def test_a_baseline_without_a_number_and_a_failed_measurement_are_told():
+    table = table_of({"none": [None, None], "tisa": [3.0, 3.1]})
+    text = conclusions(
+        dataclasses.replace(table, speeds={"tisa": Speed(None, None, None, None, "its process was killed")})
+    )
+    assert "Nothing can be compared with the baseline none, which has no loss at the trained length." in text
+    assert "tisa: speed or memory lacks numbers (its process was killed)." in text
+    assert not any("baseline" in one for one in conclusions(table_of({"none": [4.0], "tisa": [3.0]})))
 
 
 def test_nothing_finished_is_said_plainly():

@@ -91,6 +91,9 @@ def _best(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
 
 def _against_baseline(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
     base = table.baseline
+    losses = {row.encoding: row.loss for row in rows if row.loss is not None}
+    if losses and base not in losses:
+        yield f"Nothing can be compared with the baseline {base}, which has no loss at the trained length."
     groups: dict[tuple[str, bool], list[tuple[Row, Difference]]] = {}
     for row in rows:
         gap = row.trained.difference if row.trained else None
@@ -219,7 +222,7 @@ def _cost(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
             added = f" and adds {best.extra_parameters:,} parameters" if best.extra_parameters is not None else ""
             told = " (their rounds overlap)" if _rounds_apart(best, base, "train") is False else ""
             share = f"{own / other:.0%} of the speed of {base.encoding}{told}"
-            yield f"{best.encoding}, the best in loss, trains at {share}{added}."
+            yield f"{best.encoding}, lowest in mean loss, trains at {share}{added}."
     added = sorted((row.extra_parameters, row.encoding) for row in rows if row.extra_parameters is not None)
     if added and added[-1][0]:
         yield f"Most parameters are added by {added[-1][1]}: {added[-1][0]:,}."
@@ -245,6 +248,8 @@ def _gaps(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
                     f"{row.encoding} at {_at(table, one.length)}: {row.done - one.loss.n} of "
                     f"{_count(row.done, 'finished run')} has no loss ({one.reason}) and is left out of the mean."
                 )
+        if row.done and row.speed is not None and row.speed.reason:
+            yield f"{row.encoding}: speed or memory lacks numbers ({row.speed.reason})."
     if silent := [row.encoding for row in rows if row.done and row.speed is None]:
         yield f"Speed and memory were not measured for {_join(silent)}."
 
