@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import xml.etree.ElementTree as ElementTree
@@ -131,6 +132,24 @@ def test_an_encoding_that_cannot_be_shifted_is_named_below_and_not_drawn():
     figure = loss_by_shift(bare(shifts=shifts))
     assert not figure.axes[0].lines
     assert any("at 16" in text.get_text() for text in figure.texts)
+
+
+@pytest.mark.parametrize("width", [ONE_COLUMN, TWO_COLUMN])
+@pytest.mark.parametrize("loss", [2.9, 123456.75, -0.00021])
+@pytest.mark.parametrize("plot", PLOTS)
+def test_the_name_of_the_axis_stays_in_the_figure(plot, loss, width):
+    lengths = tuple(LengthScore(32 * k, k, loss * (1 + k / 1e3), 0.3) for k in (1, 2))
+    shifts = tuple(ShiftScore(k, loss + k * loss) for k in (0, 5))
+    curve = tuple(CurvePoint(k, 9, 0.1, loss + k) for k in (1, 2))
+    table = bare(curve=curve, lengths=lengths, shifts=shifts)
+    figure = plot(dataclasses.replace(table, speeds={"none": Speed(1.0, 1.0, 1.0, 1.0)}), width)
+    figure.draw_without_rendering()
+    assert figure.axes[0].yaxis.label.get_window_extent().x0 >= 0
+
+
+def test_shifts_that_change_nothing_are_drawn_at_the_foot():
+    figure = loss_by_shift(bare(shifts=(ShiftScore(0, 3.0), ShiftScore(16, 3.0))))
+    assert figure.axes[0].get_ylim() == pytest.approx((-0.01, 0.05))
 
 
 def test_encodings_that_ignore_shifts_share_one_line():

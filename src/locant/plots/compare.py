@@ -128,7 +128,7 @@ def loss_by_shift(table: ResultTable, width: float = TWO_COLUMN) -> Figure:
             ends.append(End(float(len(shifts) - 1), 0.0, flat, NONE_COLOR, -1))
         axes.set_xticks(range(len(shifts)), [f"{shift:+d}" if shift else "0" for shift in shifts])
         axes.set_xlim(-0.12, max(len(shifts) - 0.88, 0.5))
-        low, high = axes.get_ylim()
+        low, high = axes.get_ylim() if lines else (0.0, 0.0)
         axes.set_ylim(min(low, -0.01), max(high, 0.05))
         return sheet.finish("Shift of all position ids", "Change in validation loss (nats)", ends)
 
@@ -206,6 +206,7 @@ class _Sheet:
             axes.text(0.5, 0.5, "nothing was measured", transform=axes.transAxes, ha="center", color=MUTED)
             axes.set_xticks([])
             axes.set_yticks([])
+        self._make_room_at_left()
         self.drawn += label_ends(axes, ends, self.size)
         if self.note:
             self.figure.text(0.012, 0.012, self.note, fontsize=7, color=MUTED, va="bottom", parse_math=False)
@@ -213,6 +214,14 @@ class _Sheet:
             if index >= 0:
                 artist.set_gid(f"series-{index}-{count}")
         return self.figure
+
+    def _make_room_at_left(self) -> None:
+        """Moves the axes right where wide tick labels push the name of the axis out of the figure."""
+        self.figure.draw_without_rendering()
+        missing = 0.04 * self.figure.dpi - self.axes.yaxis.label.get_window_extent().x0
+        if missing > 0:
+            place, shift = self.axes.get_position(), missing / self.figure.bbox.width
+            self.axes.set_position((place.x0 + shift, place.y0, place.width - shift, place.height))
 
 
 LETTER_NOTE = 0.56
