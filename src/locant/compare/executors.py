@@ -50,10 +50,15 @@ class InlineExecutor:
 
 
 class LocalExecutor:
-    """Runs tasks in `jobs` worker processes of `threads` threads each (0: the cores divided among the jobs)."""
+    """Runs tasks in `jobs` worker processes of `threads` threads each (0: the cores divided among the jobs).
 
-    def __init__(self, folder: OutputFolder, jobs: int = 1, threads: int = 0, command: str = "") -> None:
-        self.out, self.jobs, self.command = folder.path, jobs, command
+    A worker forks for every task where that is safe; `fresh` starts a new process for each task everywhere.
+    """
+
+    def __init__(
+        self, folder: OutputFolder, jobs: int = 1, threads: int = 0, command: str = "", fresh: bool = False
+    ) -> None:
+        self.out, self.jobs, self.command, self.fresh = folder.path, jobs, command, fresh
         self.threads = threads or max(1, available_cores() // jobs)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, dict[str, Any]]]:
@@ -108,6 +113,10 @@ class _Slot(threading.Thread):
             for line in worker.stdout:
                 event = json.loads(line)
                 if event["event"] == "end":
+                    if event.get("leaves"):  # it serves no second task
+                        self._close_pipes()
+                        worker.wait()
+                        self.worker = None
                     return
                 self.events.put((task, event))
             message = f"its process ended with code {worker.wait()}"
@@ -124,7 +133,8 @@ class _Slot(threading.Thread):
             environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
             environment.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", PYTHONUNBUFFERED="1")
             self.worker = subprocess.Popen(
-                [sys.executable, "-m", "locant.compare.worker", str(self.executor.out), threads],
+                [sys.executable, "-m", "locant.compare.worker", str(self.executor.out), threads]
+                + ["fresh"] * self.executor.fresh,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

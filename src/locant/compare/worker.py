@@ -22,8 +22,8 @@ from typing import Any
 POLL_SECONDS = 0.05
 
 
-def main(out: str, threads: int) -> int:
-    """Serves tasks until stdin closes."""
+def main(out: str, threads: int, fresh: bool = False) -> int:
+    """Serves tasks until stdin closes, each in a forked process; where forking is unsafe (or `fresh`) only one task."""
     warnings.simplefilter("ignore")
     events = os.fdopen(os.dup(1), "w", buffering=1)
     import torch
@@ -31,14 +31,14 @@ def main(out: str, threads: int) -> int:
     import locant.compare.run
     import locant.training.trainer  # noqa: F401  imported before any fork
 
-    forks = sys.platform == "linux" and not torch.backends.cuda.is_built()
+    forks = sys.platform == "linux" and not torch.backends.cuda.is_built() and not fresh
     _emit(events, {"event": "ready"})
     while (line := sys.stdin.readline()).strip():
         task = json.loads(line)
         if not forks:
             threading.Thread(target=_end_with_stdin, daemon=True).start()
             code = _perform(task, Path(out), threads, events)
-            _emit(events, {"event": "end"})
+            _emit(events, {"event": "end", "leaves": True})
             return code
         child = os.fork()
         if not child:
@@ -112,4 +112,4 @@ def _end_with_stdin() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), fresh=sys.argv[3:] == ["fresh"]))
