@@ -126,6 +126,13 @@ def test_the_same_seed_gives_the_same_curve_and_another_seed_another(windows, to
     assert losses(choice, windows, tokenizer, tmp_path, seed=5, steps=5, size={"dropout": 0.1}) != first
 
 
+def test_bfloat16_trains_without_naming_a_device_and_stays_near_float32(windows, tokenizer, tmp_path: Path) -> None:
+    exact = losses(EncodingChoice("huang_m4"), windows, tokenizer, tmp_path, device="auto")
+    rounded = losses(EncodingChoice("huang_m4"), windows, tokenizer, tmp_path, device="auto", precision="bfloat16")
+    assert exact != rounded
+    assert rounded == pytest.approx(exact, abs=0.05)
+
+
 def test_host_weights_are_the_same_for_every_encoding() -> None:
     hosts = [build_bert(SIZE, 31, 11, EncodingChoice(name), 3) for name in ("none", "tisa", "absolute", "tupe_r")]
     none = dict(hosts[0].model.named_parameters())

@@ -147,7 +147,7 @@ def make_trainer(
         max_grad_norm=settings.max_grad_norm,
         bf16=settings.precision == "bfloat16",
         seed=derived_seed_32(seed),
-        use_cpu=settings.device == "cpu",
+        use_cpu=settings.device == "cpu" or not torch.accelerator.is_available(),  # the Trainer refuses bf16 otherwise
         report_to=[],
         save_strategy="no",
         logging_strategy="no",
