@@ -128,10 +128,10 @@ def window(p, i, j, K, name="table"):
     return p[name][0, j - i + K] if abs(j - i) <= K else numpy.zeros(D)
 
 
-def huang_m4(K=4, heads=False, row=None):
+def huang_m4(K=4, heads=False, row=None, scaled=True):
     def logit(p, q, k, i, j, h):
         a = p["table"][h if heads else 0, row(i, j) if row else clipped(j - i, K) + K]
-        return ((q + a) @ (k + a) - a @ a) * S
+        return ((q + a) @ (k + a) - a @ a) * S if scaled else q @ k * S + q @ a + k @ a
 
     return logit
 
@@ -219,6 +219,9 @@ SHAW = [
     ),
     Case(
         "huang_m4/untied", make("huang_m4", clip=4, untie_cls=True), huang_m4(row=untied(4)), parameters=11 * D, reach=4
+    ),
+    Case(
+        "huang_m4/unscaled", make("huang_m4", clip=4, scaled=False), huang_m4(scaled=False), parameters=9 * D, reach=4
     ),
 ]
 

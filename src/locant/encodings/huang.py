@@ -127,6 +127,7 @@ class HuangM4(Encoding):
     Shapes: table [1 or H, 2K+1, D] (K = ``clip``, default max_length - 1; two more rows with ``untie_cls``).
     Acts on: logits, content-dependent, inside 1/sqrt(D).     Neutral at: table = 0.
     Past the clip: all farther offsets share the last row.     Cost: O(B H (I+J) R D) time, R = 2K+1.
+    ``scaled=False`` leaves both products outside 1/sqrt(D), as ALBERT did in transformers v4.
     Raises: ValueError if clip < 1.
     """
 
@@ -144,10 +145,12 @@ class HuangM4(Encoding):
         clip: int | None = None,
         share_heads: bool = True,
         untie_cls: bool = False,
+        scaled: bool = True,
     ) -> None:
         super().__init__()
         clip = _clip(self.name, clip, max_length)
         self.rule: Rule = Clip(clip)
+        self.scaled = scaled
         if untie_cls:
             self.rule = Untied(self.rule, from_row=2 * clip + 1, to_row=2 * clip + 2)
             self.properties = Properties(False, False, "clip", "separate", "table = 0", True)
@@ -155,7 +158,7 @@ class HuangM4(Encoding):
 
     def terms(self, positions: Positions, layer: Layer) -> tuple[Term, ...]:
         """q.a + k.a."""
-        return RelativeQuery(self.table, self.rule), RelativeKey(self.table, self.rule)
+        return RelativeQuery(self.table, self.rule, self.scaled), RelativeKey(self.table, self.rule, self.scaled)
 
     def neutralize(self) -> None:
         """Table = 0."""
