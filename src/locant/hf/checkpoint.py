@@ -21,6 +21,8 @@ from locant.hf.build import host_sizes
 from locant.hf.families import Site, find_sites
 
 RECORD, TENSORS, FORMAT = "locant.json", "locant.safetensors", 1
+CHOICES = ("share_layers", "keep_absolute", "backend")  # arguments of attach, beside the encoding and its options
+KEYS = ("class", "encoding", "options", *CHOICES, "num_layers", "sizes")
 FITTING = ("num_heads", "head_dim", "model_dim")  # sizes that a base model must share
 
 
@@ -37,18 +39,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> Path:
     target = Path(directory)
     if target.exists() and not (target.is_dir() and _ours(target)):
         raise ValueError(f"save: {target} exists and was not written by locant.hf.save; give a new or an empty folder")
-    try:
-        record = json.dumps(
-            {
-                "format": FORMAT,
-                "locant": locant.__version__,
-                "host": type(model).__name__,
-                "stacks": [_record(*item) for item in found],
-            },
-            indent=2,
-        )
-    except TypeError as error:
-        raise ValueError(f"save: the options {found[0][2].spec.options} cannot be written as JSON: {error}") from error
+    record = record_of(model)
     tensors = {
         f"{number}.{name}": tensor.detach().contiguous()
         for number, (_, _, attachment) in enumerate(found)
@@ -57,12 +48,30 @@ def save(model: nn.Module, directory: str | os.PathLike[str]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        (fresh / RECORD).write_text(record + "\n", encoding="utf-8")
+        (fresh / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         save_file(tensors, fresh / TENSORS)
-        _put(fresh, target)
+        put(fresh, target)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return target
+
+
+def record_of(model: nn.Module) -> dict[str, Any]:
+    """How a model's encodings were attached, as JSON: what locant.json holds, and ``config.locant`` of a saved model.
+
+    Raises: ValueError where an object was attached instead of a name, or where options are not JSON.
+    """
+    found = attachments(model)
+    record = {
+        "format": FORMAT,
+        "locant": locant.__version__,
+        "host": type(model).__name__,
+        "stacks": [_record(*item) for item in found],
+    }
+    try:
+        return json.loads(json.dumps(record))
+    except TypeError as error:
+        raise ValueError(f"save: the options {found[0][2].spec.options} cannot be written as JSON: {error}") from error
 
 
 def _ours(target: Path) -> bool:
@@ -70,7 +79,8 @@ def _ours(target: Path) -> bool:
     return not files or (RECORD in files and files <= {RECORD, TENSORS})
 
 
-def _put(fresh: Path, target: Path) -> None:
+def put(fresh: Path, target: Path) -> None:
+    """Make a finished folder appear under its name; one that was there is replaced."""
     umask = os.umask(0)
     os.umask(umask)
     fresh.chmod(0o777 & ~umask)
@@ -96,9 +106,7 @@ def _record(path: str, module: nn.Module, attachment: Attachment) -> dict[str, A
         "family": attachment.family.name,
         "encoding": spec.encoding,
         "options": spec.options,
-        "share_layers": spec.share_layers,
-        "keep_absolute": spec.keep_absolute,
-        "backend": spec.backend,
+        **{choice: getattr(spec, choice) for choice in CHOICES},
         "num_layers": len(attachment.layer_of),
         "sizes": spec.sizes,
     }
@@ -109,7 +117,7 @@ def load(base_model: Model, directory: str | os.PathLike[str]) -> Model:
 
     The head of the model may be another one; the stacks of layers must be the same.
     Raises: FileNotFoundError for a missing file; ValueError for a file that is cut off or foreign, or a base model that
-    does not fit (then it is left as it was).
+    does not fit (then it is left as it was), or another major version of locant wrote.
     """
     source = Path(directory)
     stacks = _read(source)
@@ -121,17 +129,7 @@ def load(base_model: Model, directory: str | os.PathLike[str]) -> Model:
     for site, stack in zip(sites, stacks, strict=True):
         _check_fit(source, site, stack)
     tensors = _tensors(source)
-    first = stacks[0]
-    names = first["encoding"]
-    with torch.random.fork_rng(devices=[]):
-        attach(
-            base_model,
-            names if isinstance(names, str) else tuple(names),
-            keep_absolute=first["keep_absolute"],
-            share_layers=first["share_layers"],
-            backend=first["backend"],
-            **first["options"],
-        )
+    attach_recorded(base_model, list(zip(sites, stacks, strict=True)), all_sites=True)
     try:
         for number, (_, _, attachment) in enumerate(attachments(base_model)):
             _fill(source, attachment, number, tensors)
@@ -141,6 +139,30 @@ def load(base_model: Model, directory: str | os.PathLike[str]) -> Model:
     return base_model
 
 
+def attach_recorded(model: nn.Module, found: list[tuple[Site, dict[str, Any]]], all_sites: bool) -> None:
+    """Attach to each stack of layers what its entry of a record tells; nothing stays attached where one is refused.
+
+    ``all_sites``: these are all stacks of the model. The drawn values are to be overwritten: the random state is kept.
+    """
+    calls = [
+        (
+            stack["encoding"] if isinstance(stack["encoding"], str) else tuple(stack["encoding"]),
+            {name: stack[name] for name in CHOICES} | stack["options"],
+        )
+        for _, stack in found
+    ]
+    together = all_sites and all(call == calls[0] for call in calls)
+    roots = [model] if together else [site.module for site, _ in found]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            for root, (names, choices) in zip(roots, calls, strict=False):
+                attach(root, names, **choices)
+        except (ValueError, TypeError):
+            if attachments(model):
+                detach(model)
+            raise
+
+
 def _read(source: Path) -> list[dict[str, Any]]:
     file = source / RECORD
     for needed in (file, source / TENSORS):
@@ -148,28 +170,35 @@ def _read(source: Path) -> list[dict[str, Any]]:
             raise FileNotFoundError(f"load: {needed} does not exist; give a folder that locant.hf.save wrote")
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        if record["format"] != FORMAT:
-            raise ValueError(
-                f"load: {file} has format {record['format']} (written by locant {record.get('locant')}), this version "
-                f"reads format {FORMAT}"
-            )
-        stacks = record["stacks"]
-        for stack in stacks:
-            for key in (
-                "class",
-                "encoding",
-                "options",
-                "share_layers",
-                "keep_absolute",
-                "backend",
-                "num_layers",
-                "sizes",
-            ):
-                stack[key]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(
             f"load: {file} is cut off or was not written by locant.hf.save ({error!r}); save it again"
         ) from error
+    return recorded_stacks(record, f"load: {file}")
+
+
+def recorded_stacks(record: Any, who: str) -> list[dict[str, Any]]:
+    """The stacks of a record. ``who`` begins the errors: the caller, and where the record came from.
+
+    Raises: ValueError for one that is cut off or foreign, of another format, or written by another major version.
+    """
+    try:
+        if record["format"] != FORMAT:
+            raise ValueError(
+                f"{who} has format {record['format']} (written by locant {record.get('locant')}), this version "
+                f"reads format {FORMAT}"
+            )
+        stacks, version = record["stacks"], str(record["locant"])
+        for stack in stacks:
+            for key in KEYS:
+                stack[key]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{who} is cut off or was not written by locant.hf.save ({error!r}); save it again") from error
+    if version.split(".")[0] != locant.__version__.split(".")[0]:
+        raise ValueError(
+            f"{who} was written by locant {version}, which this one ({locant.__version__}) cannot be sure to read as "
+            f"it was meant; install locant {version.split('.')[0]}.x, or save it again with this version"
+        )
     return stacks
 
 
