@@ -7,7 +7,6 @@ the call and hands them to the attention modules as a keyword. What the host bri
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,11 +15,11 @@ from torch import nn
 
 from locant.backends import BACKENDS
 from locant.encoding import SIZES, Encoding, Stack
-from locant.hf import interface
-from locant.hf.attachment import Attachment, Held, NoRotation, Nothing, Spec, attachments
+from locant.hf import interface, starts
+from locant.hf.attachment import Attachment, Held, Kept, NoRotation, Nothing, Spec, attachments
 from locant.hf.build import build, host_sizes, is_named, spare_rows, table_rows
-from locant.hf.families import FAMILIES, ROTARY_NAMES, TABLE_NAMES, Site, find_sites
-from locant.hf.hooks import enter, kernel_of, leave, meet
+from locant.hf.families import FAMILIES, ROTARY_NAMES, TABLE_NAMES, Site, class_names, find_sites
+from locant.hf.hooks import begin, enter, kernel_of, leave, meet, wait
 from locant.hf.interface import NAME
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -34,6 +33,9 @@ def attach(
     keep_absolute: bool = False,
     share_layers: bool | None = None,
     backend: str = "auto",
+    init: str = "paper",
+    fit_inputs: Any = None,
+    keep_scale: bool | None = None,
     **options: Any,
 ) -> Model:
     """Give every self-attention layer of a Hugging Face model a position encoding, in place; returns the model.
@@ -42,7 +44,14 @@ def attach(
     head_dim, model_dim, max_length, causal) are read from the model; ``options`` override them and go to the encoding.
     What the host brings of its own (absolute table, rotary positions, T5's bias) is switched off, and its parameters
     leave the model, unless ``keep_absolute=True`` keeps it as it is. Models with several stacks (T5) get one attachment
-    for each. Initial values are drawn from torch's global generator.
+    for each.
+
+    ``init``: how the parameters start. ``"paper"``: as the method's authors draw them, from torch's global generator.
+    ``"neutral"``: where the encoding changes nothing, so that the model is its host without what was switched off (with
+    ``keep_absolute=True`` the host itself). ``"fit"``: fitted to what the host's own positions do in the logits of each
+    layer (see `locant.hf.starts`; `locant.hf.fit_report` tells how much of it they explain), on ``fit_inputs``: token
+    ids, a batch, or a list of batches; without them, on words drawn from the vocabulary. ``keep_scale`` leaves out the
+    factor by which some methods (TUPE, DeBERTa) change the scale of the logits; so do neutral and fitted starts.
 
     In attached models ``position_ids`` count from 0 (ids that restart at 0, without a mask, are packed documents),
     ``positions=`` takes a `Positions`, and ``document_ids=`` keeps packed documents apart. Without ids they are counted
@@ -72,18 +81,42 @@ def attach(
             f"attach: {type(model).__name__} has {len(sites)} stacks of layers ({', '.join(s.path for s in sites)}), "
             f"which cannot share one {type(encoding).__name__}; give its name, or attach to each stack"
         )
+    keep_scale = init != "paper" if keep_scale is None else keep_scale
+    if fit_inputs is not None and init != "fit":
+        raise ValueError(f"attach: fit_inputs were given but init={init!r} fits nothing; give init='fit'")
     prepared = []
     for site in sites:
         sizes = {**host_sizes(site, options), **{k: v for k, v in options.items() if k in SIZES}}
         chosen = {k: v for k, v in options.items() if k not in SIZES}
         built = build(site, encoding, share_layers, sizes, chosen, "model_dim" in options)
-        spec = Spec(_names(encoding), options, share_layers, keep_absolute, backend, sizes)
+        starts.check_start(init, dict.fromkeys(built), keep_absolute)
+        spec = Spec(_names(encoding), options, share_layers, keep_absolute, backend, sizes, init, keep_scale)
         prepared.append((site, built, spec, [] if keep_absolute else _stand_ins(site)))
     interface.register()
+    if init == "fit":
+        inputs = (
+            starts.drawn_inputs(sites, [p[2].sizes for p in prepared])
+            if fit_inputs is None
+            else (starts.given_inputs(fit_inputs))
+        )
+        host = _host_logits(model, inputs)
     _give_own_configs(model, sites)
     for site, built, spec, stand_ins in prepared:
         _install(site, built, spec, stand_ins)
+        if init == "neutral":
+            starts.neutralize(dict.fromkeys(built))
+    if init == "fit":
+        starts.fit(model, host, inputs)
     return model
+
+
+def _host_logits(model: nn.Module, inputs: starts.Inputs) -> list[list[interface.Seen]]:
+    """What goes into the logits of the host as it is, recorded beside an encoding that does nothing."""
+    attach(model, "none", keep_absolute=True)
+    try:
+        return starts.record(model, inputs)
+    finally:
+        detach(model)
 
 
 def detach(model: Model) -> Model:
@@ -100,12 +133,16 @@ def detach(model: Model) -> Model:
     for _, site_module, attachment in found:
         for held in attachment.held:
             parent, name = _parent(site_module, held.path)
+            if isinstance(held.module, Kept):
+                _put_back(parent, name, held.module.parameter, held.order)
+                continue
             parent._modules[name] = held.module.train(site_module.training)
             if held.kind == "bias":
                 parent.has_relative_attention_bias = True  # pyright: ignore[reportArgumentType]
         for module in site_module.modules():
             _remove_hooks(module)
             module.__dict__.pop("locant_index", None)
+            module.__dict__.pop(NAME, None)
             config = getattr(module, "config", None)
             if config is not None and kernel_of(config) == NAME:
                 kernels[id(config)] = (config, attachment.kernel)
@@ -128,33 +165,27 @@ def _parent(root: nn.Module, path: str) -> tuple[nn.Module, str]:
 
 def _stand_ins(site: Site) -> list[tuple[str, str, nn.Module]]:
     """(kind, path, module) that takes the place of each thing the host brings of its own."""
-    if not site.own and site.embeds and site.family not in FAMILIES:
+    if not site.own and (site.embeds or site.runner is not None) and site.family not in FAMILIES:
         raise ValueError(
             f"attach: {type(site.module).__name__} has no positions of its own that locant could switch off (looked "
             f"for modules called {', '.join(TABLE_NAMES + ROTARY_NAMES)}); keep_absolute=True leaves it as it is"
         )
-    found = []
-    for kind, path in site.own:
-        module = site.module.get_submodule(path)
-        found.append((kind, path, _no_rotation(site, path, module) if kind == "rotary" else Nothing()))
-    return found
+    return [(kind, path, _stand_in(site, kind, path)) for kind, path in site.own]
 
 
-def _no_rotation(site: Site, path: str, module: nn.Module) -> NoRotation:
-    device = next((t.device for t in module.buffers()), None)
-    kinds = getattr(getattr(site.module, "config", None), "layer_types", None)
-    kinds = sorted(set(kinds)) if kinds and "layer_type" in inspect.signature(module.forward).parameters else [None]
-    try:
-        x, ids = torch.zeros(1, 1, 1, device=device), torch.zeros(1, 1, dtype=torch.long, device=device)
-        with torch.no_grad():
-            widths = {module(x, ids, *([] if kind is None else [kind]))[0].shape[-1] for kind in kinds}
-        (width,) = widths
-        return NoRotation(width)
-    except Exception as error:
+def _stand_in(site: Site, kind: str, path: str) -> nn.Module:
+    if kind == "weight":
+        parent, name = _parent(site.module, path)
+        return Kept(parent._parameters[name])  # pyright: ignore[reportArgumentType]
+    if kind != "rotary":
+        return Nothing()
+    module = site.module.get_submodule(path)
+    if not any("rot" in name.lower() or "rope" in name.lower() for name in class_names(module)):
         raise ValueError(
-            f"attach: {path} of {type(site.module).__name__} is no rotary module locant knows (called with x and "
-            f"position_ids it gave {type(error).__name__}: {error}); keep_absolute=True leaves it as it is"
-        ) from error
+            f"attach: {path} of {type(site.module).__name__} is no rotary module locant knows (its class is "
+            f"{type(module).__name__}); keep_absolute=True leaves it as it is"
+        )
+    return NoRotation(module)
 
 
 def _set_kernel(config: Any, kernel: str | None) -> None:
@@ -183,16 +214,21 @@ def _install(site: Site, built: Stack, spec: Spec, stand_ins: list[tuple[str, st
         attachment.kept_rows, attachment.spare_rows = table_rows(site), spare_rows(site)
     for kind, path, stand_in in stand_ins:
         parent, name = _parent(module, path)
-        attachment.held.append(Held(kind, path, parent._modules[name]))  # pyright: ignore[reportArgumentType]
-        parent._modules[name] = stand_in
-        if kind == "bias":
-            parent.has_relative_attention_bias = False  # pyright: ignore[reportArgumentType]
+        attachment.held.append(_replace(parent, name, kind, path, stand_in))
         attachment.feeds_zeros |= kind == "table" and any(
             "_ids" in name for name, _ in parent.named_buffers(recurse=False)
         )
     module.locant = attachment.train(module.training)
-    module.register_forward_pre_hook(enter, with_kwargs=True)
-    module.register_forward_hook(leave, with_kwargs=True)
+    if site.runner is None:
+        module.register_forward_pre_hook(enter, with_kwargs=True)
+        module.register_forward_hook(leave, with_kwargs=True)
+    else:
+        runner = module.get_submodule(site.runner)
+        if runner is not module:
+            runner.__dict__[NAME] = attachment  # not registered a second time
+        runner.register_forward_pre_hook(wait, with_kwargs=True)
+        for layer in site.layers:
+            layer.register_forward_pre_hook(begin, with_kwargs=True)
     for index, (_, layer) in enumerate(attention):
         layer.locant_index = index  # pyright: ignore[reportArgumentType]
         layer.register_forward_pre_hook(meet, with_kwargs=True)
@@ -200,9 +236,31 @@ def _install(site: Site, built: Stack, spec: Spec, stand_ins: list[tuple[str, st
         _set_kernel(config, NAME)
 
 
+def _replace(parent: nn.Module, name: str, kind: str, path: str, stand_in: nn.Module) -> Held:
+    """Take out one thing of the host's own: a module makes way for its stand-in, a parameter for zeros."""
+    if isinstance(stand_in, Kept):
+        order = tuple(parent._parameters)
+        del parent._parameters[name]
+        parent.register_buffer(name, torch.zeros_like(stand_in.parameter.detach()), persistent=False)
+        return Held(kind, path, stand_in, order)
+    held = Held(kind, path, parent._modules[name])  # pyright: ignore[reportArgumentType]
+    parent._modules[name] = stand_in
+    if kind == "bias":
+        parent.has_relative_attention_bias = False  # pyright: ignore[reportArgumentType]
+    return held
+
+
+def _put_back(parent: nn.Module, name: str, parameter: nn.Parameter, order: tuple[str, ...]) -> None:
+    """A parameter returns to its place among the others."""
+    delattr(parent, name)
+    there = {**parent._parameters, name: parameter}
+    parent._parameters.clear()
+    parent._parameters.update({key: there.pop(key) for key in order if key in there} | there)
+
+
 def _remove_hooks(module: nn.Module) -> None:
     for key, hook in list(module._forward_pre_hooks.items()):
-        if hook in (enter, meet):
+        if hook in (enter, wait, begin, meet):
             del module._forward_pre_hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
     for key, hook in list(module._forward_hooks.items()):

@@ -12,13 +12,16 @@ from torch import Tensor, nn
 
 from locant.encoding import Encoding, Stack
 from locant.hf.families import Site
-from locant.hf.interface import NAME, Route
+from locant.hf.interface import NAME, Route, Seen
 from locant.positions import Positions
 
 
 @dataclass(frozen=True)
 class Spec:
-    """How an attachment was asked for; ``encoding`` is None where an object was given instead of names."""
+    """How an attachment was asked for; ``encoding`` is None where an object was given instead of names.
+
+    ``init``: how the parameters started; ``keep_scale``: the logit factors of encodings are left out.
+    """
 
     encoding: str | tuple[str, ...] | None
     options: dict[str, Any]
@@ -26,15 +29,21 @@ class Spec:
     keep_absolute: bool
     backend: str
     sizes: dict[str, Any]
+    init: str = "paper"
+    keep_scale: bool = False
 
 
 @dataclass(frozen=True)
 class Held:
-    """A module of the host that was taken out, and where it goes back to; not registered, so in no state dict."""
+    """A module of the host that was taken out, and where it goes back to; not registered, so in no state dict.
+
+    ``order``: the names of its parent's parameters, where it is one of those (a `Kept`).
+    """
 
     kind: str
     path: str
     module: nn.Module
+    order: tuple[str, ...] = ()
 
 
 class Attachment(nn.Module):
@@ -52,10 +61,13 @@ class Attachment(nn.Module):
         self.embeds = any("embed" in layer.sites for layer in distinct)
         self.spec, self.family, self.kernel, self.own = spec, site.family, kernel, site.own
         self.bare = not site.embeds
+        self.runner = site.runner
         self.parameter_names = _parameter_names(site.module)
         self.held: list[Held] = []
         self.kept_rows: int | None = None  # rows of a kept absolute table
         self.spare_rows = 0  # rows of it before position 0
+        self.fit: Any = None  # the report of init="fit"
+        self.watch: Callable[[Seen], None] | None = None  # shown every call of an attention module
         self.feeds_zeros = False  # the host reads buffers of limited length with its position ids
         self._stack = (stack,)  # a tuple: the encodings are registered once, above
         self.register_state_dict_post_hook(_drop_duplicates)
@@ -81,6 +93,8 @@ class Attachment(nn.Module):
             host_kernel=self.kernel,
             keeps_bias=self.spec.keep_absolute or not self.family.bias,
             weights=weights,
+            keeps_scale=self.spec.keep_scale,
+            watch=self.watch,
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attachment:
@@ -92,7 +106,7 @@ class Attachment(nn.Module):
 
 def attachments(model: nn.Module) -> list[tuple[str, nn.Module, Attachment]]:
     """Every (path, stack of layers, attachment) of a model."""
-    found = ((path, module, getattr(module, NAME, None)) for path, module in model.named_modules())
+    found = ((path, module, module._modules.get(NAME)) for path, module in model.named_modules())
     return [(path, module, there) for path, module, there in found if isinstance(there, Attachment)]
 
 
@@ -135,15 +149,43 @@ class Nothing(nn.Module):
 
 
 class NoRotation(nn.Module):
-    """Stands where rotary positions were: turns by the angle zero."""
+    """Stands where rotary positions were: what they give for the angle zero, in the form and shape they have.
 
-    def __init__(self, width: int) -> None:
+    Cosine and sine, angles, or complex numbers of a module that stays out of the state dict.
+    """
+
+    def __init__(self, rotary: nn.Module) -> None:
         super().__init__()
-        self.width = width
+        self._rotary = (rotary,)  # a tuple: not registered
 
-    def forward(
-        self, x: Tensor, position_ids: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Cosine 1 and sine 0."""
-        cos = x.new_ones(1, 1, self.width)
-        return cos, torch.zeros_like(cos)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Cosine 1 (times the host's own factor) and sine 0."""
+        (rotary,) = self._rotary
+        with torch.no_grad():
+            return _unturned(rotary(*args, **kwargs), float(getattr(rotary, "attention_scaling", None) or 1.0))
+
+    def __getattr__(self, name: str) -> Any:
+        """What hosts read of their rotary module beside calling it."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_rotary"][0], name)
+
+
+def _unturned(given: Any, factor: float) -> Any:
+    if isinstance(given, tuple) and len(given) == 2 and all(isinstance(t, Tensor) for t in given):
+        return torch.full_like(given[0], factor), torch.zeros_like(given[1])
+    if isinstance(given, Tensor):
+        return torch.full_like(given, factor) if given.is_complex() else torch.zeros_like(given)
+    raise TypeError(
+        f"attach: a rotary module gave {type(given).__name__}; locant knows cosine and sine, angles and complex "
+        "numbers, so attach with keep_absolute=True, which leaves it as it is"
+    )
+
+
+class Kept(nn.Module):
+    """Holds a parameter that was taken out."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        super().__init__()
+        self.parameter = parameter

@@ -78,9 +78,22 @@ FAMILIES: tuple[Family, ...] = (
     Family("t5", ("T5Stack",), ("T5Attention",), ("q", "k"), bias="relative_attention_bias"),
 )
 
-# What a host without a row is searched for.
-TABLE_NAMES = ("position_embeddings", "embed_positions", "wpe", "position_embedding")
+# What a host without a row is searched for: tables are modules or parameters, by name; rotary modules by class.
+TABLE_NAMES = (
+    "position_embeddings",
+    "position_embedding",
+    "positions_embed",
+    "position_embeds_layer",
+    "positional_embedding",
+    "embed_positions",
+    "pos_embed",
+    "pos_embedding",
+    "pos_conv_embed",
+    "wpe",
+)
 ROTARY_NAMES = ("rotary_emb", "rotary_pos_emb")
+ROTARY_CLASSES = ("RotaryEmbedding", "RotaryPositionEmbedding", "RotaryPositionalEmbedding", "RopePositionEmbedding")
+BIAS_NAME = "relative_attention_bias"
 PROJECTION_NAMES = (("query", "key"), ("q_proj", "k_proj"), ("q_lin", "k_lin"), ("q", "k"), ("c_attn",))
 CROSS_NAMES = ("cross", "encoder_attn", "EncDecAttention")
 
@@ -90,7 +103,8 @@ class Site:
     """One stack of layers found in a model: its path, the module, its family, its self-attention modules in order.
 
     ``embeds``: whether the stack embeds tokens (a bare encoder does not). ``own``: the host's own positions, as (kind,
-    path below the stack).
+    path below the stack). ``runner``: for hosts that are given no tokens (images, sound), the path below the stack of
+    the module that runs its layers, which are ``layers``; tokens are counted where the first of them begins.
     """
 
     path: str
@@ -99,6 +113,8 @@ class Site:
     attention: tuple[tuple[str, nn.Module], ...]
     embeds: bool
     own: tuple[tuple[str, str], ...]
+    runner: str | None = None
+    layers: tuple[nn.Module, ...] = ()
 
 
 def class_names(module: nn.Module) -> tuple[str, ...]:
@@ -170,43 +186,138 @@ def _own(
 
 
 def _generic_sites(model: nn.Module) -> Iterator[Site]:
-    """Families without a row: modules whose forward calls the interface, below the smallest stack that embeds."""
-    found: list[str] = []
-    for path, module in sorted(model.named_modules(), key=lambda item: -item[0].count(".") if item[0] else 1):
-        if not hasattr(module, "get_input_embeddings") or any(
-            f == path or f.startswith(f"{path}." if path else "") for f in found
-        ):
-            continue
-        attention = tuple((p, m) for p, m in module.named_modules() if calls_interface(m) and not is_cross(p, m))
-        if (
-            not attention
-            or embedding(module) is None
-            or "input_ids" not in inspect.signature(module.forward).parameters
-        ):
-            continue
-        found.append(path)
-        children = [(p, p.rsplit(".", 1)[-1]) for p, _ in module.named_modules()]
-        tables = [("table", p) for p, name in children if name in TABLE_NAMES]
-        rotary = [("rotary", p) for p, name in children if name in ROTARY_NAMES]
-        first = attention[0][1]
-        projections = next((names for names in PROJECTION_NAMES if all(hasattr(first, n) for n in names)), ())
-        family = Family(
-            str(getattr(getattr(module, "config", None), "model_type", type(module).__name__)),
-            (type(module).__name__,),
-            tuple({type(m).__name__ for _, m in attention}),
-            projections,
-            table=tables[0][1] if tables else None,
-            rotary=rotary[0][1] if rotary else None,
-        )
-        yield Site(path, module, family, attention, True, tuple(tables + rotary))
+    """Families without a row: modules whose forward calls the interface, below the smallest stack that has tokens.
+
+    Stacks that embed tokens come first; only a model without one is served where its layers run.
+    """
+    modules = dict(model.named_modules())
+    attention = {p: m for p, m in modules.items() if calls_interface(m) and not is_cross(p, m)}
+    homes = list(dict.fromkeys(h for h in (_token_home(p, modules) for p in attention) if h is not None))
+    homes = [h for h in homes if not any(other != h and below(other, h) for other in homes)]
+    if homes:
+        for home in homes:
+            found = tuple((_relative(p, home), m) for p, m in attention.items() if below(p, home))
+            yield _generic_site(home, modules[home], found)
+        return
+    runs: dict[str, list[str]] = {}
+    for path in attention:
+        runner = _runner(path, modules)
+        if runner is not None:
+            runs.setdefault(runner, []).append(path)
+    for runner, paths in runs.items():
+        home = _home(runner, [r for r in runs if r != runner], modules)
+        found = tuple((_relative(p, home), modules[p]) for p in paths)
+        layers = dict.fromkeys(modules[_layer(p, modules)] for p in paths)
+        yield _generic_site(home, modules[home], found, _relative(runner, home), tuple(layers))
+
+
+def _generic_site(
+    path: str,
+    module: nn.Module,
+    attention: tuple[tuple[str, nn.Module], ...],
+    runner: str | None = None,
+    layers: tuple[nn.Module, ...] = (),
+) -> Site:
+    own = _found_own(module)
+    first = attention[0][1]
+    biases = [p for p, m in attention if hasattr(m, BIAS_NAME)]
+    family = Family(
+        str(getattr(getattr(module, "config", None), "model_type", type(module).__name__)),
+        (type(module).__name__,),
+        tuple({type(m).__name__ for _, m in attention}),
+        next((names for names in PROJECTION_NAMES if all(hasattr(first, n) for n in names)), ()),
+        table=next((p for kind, p in own if kind in ("table", "weight")), None),
+        rotary=next((p for kind, p in own if kind == "rotary"), None),
+        bias=BIAS_NAME if biases else None,
+    )
+    own += tuple(("bias", f"{p}.{BIAS_NAME}") for p in biases)
+    return Site(path, module, family, attention, runner is None, own, runner, layers)
+
+
+def _found_own(stack: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Position tables (modules or parameters) and rotary modules below a stack, by name and class."""
+    tables, rotary = [], []
+    for path, module in stack.named_modules():
+        if path.rpartition(".")[2] in TABLE_NAMES:
+            tables.append(("table", path))
+        elif is_rotary(path, module):
+            rotary.append(("rotary", path))
+        tables += [
+            ("weight", f"{path}.{name}" if path else name)
+            for name, _ in module.named_parameters(recurse=False)
+            if name in TABLE_NAMES
+        ]
+    return tuple(tables + rotary)
+
+
+def is_rotary(path: str, module: nn.Module) -> bool:
+    """Whether a module turns ids into rotary positions."""
+    return path.rpartition(".")[2] in ROTARY_NAMES or any(
+        name in cls for name in ROTARY_CLASSES for cls in class_names(module)
+    )
+
+
+# --- paths ---
+
+
+def below(path: str, above: str) -> bool:
+    """Whether a module's path is at or below another one."""
+    return path == above or not above or path.startswith(f"{above}.")
+
+
+def _relative(path: str, above: str) -> str:
+    return path[len(above) :].lstrip(".")
+
+
+def _above(path: str) -> Iterator[str]:
+    """The paths above one, nearest first."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _token_home(path: str, modules: dict[str, nn.Module]) -> str | None:
+    """The nearest stack above an attention module that embeds tokens."""
+    for above in _above(path):
+        module = modules[above]
+        if embedding(module) is not None and "input_ids" in inspect.signature(module.forward).parameters:
+            return above
+    return None
+
+
+def _layer(path: str, modules: dict[str, nn.Module]) -> str:
+    """The layer an attention module belongs to: the element of the nearest list above it."""
+    inner = path
+    for above in _above(path):
+        if isinstance(modules[above], (nn.ModuleList, nn.Sequential)):
+            return inner
+        inner = above
+    return path
+
+
+def _runner(path: str, modules: dict[str, nn.Module]) -> str | None:
+    """The module whose forward runs the list of layers that an attention module belongs to."""
+    layer = _layer(path, modules)
+    return next((p for p in _above(layer) if not isinstance(modules[p], (nn.ModuleList, nn.Sequential))), None)
+
+
+def _home(runner: str, others: list[str], modules: dict[str, nn.Module]) -> str:
+    """The model around a runner of layers, if it runs no others: there the host's own positions are looked for."""
+    for path in (runner, *_above(runner)):
+        if any(below(other, path) for other in others):
+            return runner
+        if hasattr(modules[path], "get_input_embeddings"):
+            return path
+    return runner
 
 
 def embedding(stack: nn.Module) -> nn.Module | None:
-    """The module that embeds a stack's tokens."""
+    """The module that embeds a stack's tokens; None where it embeds none, or something else than tokens."""
     try:
-        return stack.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+        found = stack.get_input_embeddings()  # pyright: ignore[reportCallIssue]
     except (NotImplementedError, AttributeError):
         return None
+    return found if isinstance(found, nn.Embedding) or hasattr(found, "embedding_dim") else None
 
 
 def _nothing_found(model: nn.Module) -> str:

@@ -5,7 +5,7 @@ Hooks are plain functions and read everything from the module they run on, so th
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,17 +24,25 @@ def kernel_of(config: Any) -> str | None:
     return getattr(config, "_attn_implementation", None)
 
 
+@dataclass
+class Waiting:
+    """What travels in place of a route where tokens are counted only when the first layer is reached (images, sound).
+
+    ``first`` is that layer: it fills in the route, and embeds (again, when its forward is replayed).
+    """
+
+    attachment: Attachment
+    arguments: dict[str, Any]
+    weights: bool
+    route: Route | None = None
+    first: nn.Module | None = None
+
+
 def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
     """Before a stack: positions, what layers share, the input embedding; all of it read from the module itself."""
     attachment: Attachment = module.locant  # pyright: ignore[reportAssignmentType]
     arguments = {**dict(zip(attachment.parameter_names, args, strict=False)), **kwargs}
-    config = getattr(module, "config", None)
-    if config is not None and kernel_of(config) != NAME:
-        raise RuntimeError(
-            f"attach: the attention implementation of {type(module).__name__} was set to {kernel_of(config)!r} after "
-            f"attaching, which would leave out {attachment.stack.name!r}; call locant.hf.detach(model) first, or set "
-            f"it to {NAME!r}"
-        )
+    _check_kernel(module, attachment)
     at = entrance.arrival(arguments)
     given_ids = arguments.get("position_ids")
     documents = arguments.get("document_ids")
@@ -55,10 +63,62 @@ def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         _mask_for_bare(arguments)
     if attachment.embeds:
         _embed(module, attachment, arguments, positions)
-    weights = arguments.get("output_attentions")
-    weights = getattr(config, "output_attentions", False) if weights is None else weights
-    arguments[NAME] = attachment.route(positions, bool(weights))
+    arguments[NAME] = attachment.route(positions, _wants_weights(module, arguments))
     return (), arguments
+
+
+def _check_kernel(module: nn.Module, attachment: Attachment) -> None:
+    config = getattr(module, "config", None)
+    if config is not None and kernel_of(config) != NAME:
+        raise RuntimeError(
+            f"attach: the attention implementation of {type(module).__name__} was set to {kernel_of(config)!r} after "
+            f"attaching, which would leave out {attachment.stack.name!r}; call locant.hf.detach(model) first, or set "
+            f"it to {NAME!r}"
+        )
+
+
+def _wants_weights(module: nn.Module, arguments: dict[str, Any]) -> bool:
+    asked = arguments.get("output_attentions")
+    return bool(getattr(getattr(module, "config", None), "output_attentions", False) if asked is None else asked)
+
+
+def wait(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Before the module that runs the layers of a host that is given no tokens: what was given waits for the count."""
+    attachment: Attachment = module.locant  # pyright: ignore[reportAssignmentType]
+    _check_kernel(module, attachment)
+    own = {name: kwargs.pop(name) for name in ("positions", "document_ids") if name in kwargs}
+    cache = kwargs.get("past_key_values")
+    arguments = {**own, "attention_mask": kwargs.get("attention_mask"), "past_key_values": cache}
+    return args, {**kwargs, NAME: Waiting(attachment, arguments, _wants_weights(module, kwargs))}
+
+
+def begin(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Before a layer of such a host: the first one that is reached counts the tokens and embeds."""
+    waiting = kwargs.get(NAME)
+    if not isinstance(waiting, Waiting):
+        return None
+    x = args[0] if args else kwargs.get("hidden_states")
+    if not isinstance(x, Tensor) or x.dim() != 3:
+        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(
+            f"attach: the layers of {waiting.attachment.family.name} were given {shape}, but a sequence [batch, "
+            "tokens, width] is needed to tell who sits where; detach, and give the model no encoding here"
+        )
+    if waiting.route is None:
+        attachment, arguments = waiting.attachment, {**waiting.arguments, "hidden_states": x}
+        mask = arguments["attention_mask"]
+        if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape != x.shape[:2]:
+            arguments["attention_mask"] = None  # of pixels or samples, not of tokens
+        at = entrance.arrival(arguments)
+        positions = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
+        waiting.route = attachment.route(attachment.stack.prepare(positions), waiting.weights)
+        waiting.first = module
+    if waiting.first is module and waiting.attachment.embeds:
+        x = waiting.attachment.stack.embed(x, waiting.route.positions)
+        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
+    return None
 
 
 def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -133,7 +193,9 @@ def meet(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Before an attention module: its input joins the route."""
-    route: Route | None = kwargs.get(NAME)
+    route: Route | Waiting | None = kwargs.get(NAME)
+    if isinstance(route, Waiting):
+        route = route.route
     if route is None:
         return None
     x = args[0] if args else kwargs.get("hidden_states")

@@ -22,11 +22,30 @@ NAME = "locant"
 
 
 @dataclass(frozen=True)
+class Seen:
+    """One call of an attached attention module, as a watcher gets it: before its encoding acts, keys for every head.
+
+    ``scale`` is the host's; ``mask`` as hosts give it; ``bias`` what the host adds of its own.
+    """
+
+    module: nn.Module
+    index: int
+    q: Tensor
+    k: Tensor
+    scale: float
+    mask: Tensor | None
+    causal: bool
+    bias: Tensor | None
+    route: Route
+
+
+@dataclass(frozen=True)
 class Route:
     """What travels from a stack's entrance to its attention modules, as the keyword ``locant``.
 
     ``encodings`` has one entry for each attention module, ``acts`` says whether it changes attention at all. ``x`` is
     the input of the attention module, put in by its own hook. ``keeps_bias``: a bias of the host's own is added.
+    ``keeps_scale``: the logit factors of encodings are left out. ``watch`` is shown every call.
     """
 
     positions: Positions
@@ -38,6 +57,8 @@ class Route:
     keeps_bias: bool
     weights: bool
     x: Tensor | None = None
+    keeps_scale: bool = False
+    watch: Callable[[Seen], None] | None = None
 
 
 def attention_forward(
@@ -92,6 +113,10 @@ def attention_forward(
             else _plain(query, key, value, attention_mask, scaling, dropout, causal, position_bias)
         )
     _check_keys(module, key, locant.positions)
+    if locant.watch is not None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        keys = _grouped(query, key)
+        locant.watch(Seen(module, index, query, keys, scale, attention_mask, causal, position_bias, locant))
     free = (
         not locant.acts[index] and locant.backend == "auto" and not weights and locant.positions.query_document is None
     )
@@ -113,7 +138,7 @@ def attention_forward(
         attention_mask,
         causal,
         scale=scaling,
-        logit_factor=encoding.logit_factor,
+        logit_factor=1.0 if locant.keeps_scale else encoding.logit_factor,
         dropout=dropout,
         backend=locant.backend,
         return_weights=weights,
