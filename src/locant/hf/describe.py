@@ -17,7 +17,9 @@ BEYOND = {
     "saturate": "farther offsets share the last bucket",
     "defined": "defined at any length",
 }
-KINDS = {"table": "absolute", "rotary": "rotary", "bias": "bucketed bias"}
+KINDS = {"table": "absolute", "weight": "absolute", "rotary": "rotary", "bias": "bucketed bias"}
+
+HOST_BEYOND = {"table": "an error", "weight": "an error", "rotary": "defined", "bias": BEYOND["saturate"]}
 
 
 @dataclass(frozen=True)
@@ -121,15 +123,18 @@ def _beyond(encoding: Encoding) -> str:
     return "; ".join(dict.fromkeys(rules))
 
 
+def _is_own(site: Site, name: str) -> bool:
+    return any(name == path or name.startswith(f"{path}.") for _, path in site.own)
+
+
 def _host(site: Site) -> StackDescription:
     own = tuple(f"{KINDS[kind]} ({where})" for kind, where in site.own)
     kinds = [kind for kind, _ in site.own]
     rows = table_rows(site)
     limit = None if rows is None else rows - spare_rows(site)
-    held = [site.module.get_submodule(path) for _, path in site.own]
-    count = sum(p.numel() for module in held for p in module.parameters())
-    beyond = "; ".join({"table": "an error", "rotary": "defined", "bias": BEYOND["saturate"]}[kind] for kind in kinds)
-    name = "+".join(f"{KINDS[kind]} of the host" for kind in kinds) or "none"
+    count = sum(p.numel() for name, p in site.module.named_parameters() if _is_own(site, name))
+    beyond = "; ".join(dict.fromkeys(HOST_BEYOND[kind] for kind in kinds))
+    name = "+".join(dict.fromkeys(f"{KINDS[kind]} of the host" for kind in kinds)) or "none"
     trained = host_sizes(site)["max_length"]
     return StackDescription(
         path=site.path,
