@@ -9,7 +9,24 @@ except ImportError as error:
 
 from locant.hf.attach import attach, detach
 from locant.hf.attachment import attachments
+from locant.hf.card import model_card
 from locant.hf.checkpoint import load, save
 from locant.hf.describe import describe
+from locant.hf.doctor import diagnose
+from locant.hf.pretrained import install
+from locant.hf.starts import FitReport, fit_report
 
-__all__ = ["attach", "attachments", "describe", "detach", "load", "save"]
+__all__ = [
+    "FitReport",
+    "attach",
+    "attachments",
+    "describe",
+    "detach",
+    "diagnose",
+    "fit_report",
+    "load",
+    "model_card",
+    "save",
+]
+
+install()  # transformers saves and loads attached models from here on

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from locant.hf.build import host_sizes
 from locant.hf.families import Site, find_sites
 
 RECORD, TENSORS, FORMAT = "locant.json", "locant.safetensors", 1
-CHOICES = ("share_layers", "keep_absolute", "backend")  # arguments of attach, beside the encoding and its options
+CHOICES = ("share_layers", "keep_absolute", "backend", "keep_scale")  # arguments of attach, beside the encoding and its options
 KEYS = ("class", "encoding", "options", *CHOICES, "num_layers", "sizes")
 FITTING = ("num_heads", "head_dim", "model_dim")  # sizes that a base model must share
 
@@ -127,12 +128,13 @@ def load(base_model: Model, directory: str | os.PathLike[str]) -> Model:
             f"load: {source} is for {len(stacks)} stacks of layers but {type(base_model).__name__} has {len(sites)}"
         )
     for site, stack in zip(sites, stacks, strict=True):
-        _check_fit(source, site, stack)
+        check_fit(f"load: {source}", site, stack)
     tensors = _tensors(source)
     attach_recorded(base_model, list(zip(sites, stacks, strict=True)), all_sites=True)
     try:
         for number, (_, _, attachment) in enumerate(attachments(base_model)):
-            _fill(source, attachment, number, tensors)
+            own = {n.removeprefix(f"{number}."): t for n, t in tensors.items() if n.startswith(f"{number}.")}
+            fill(f"load: {source / TENSORS}", attachment, own)
     except ValueError:
         detach(base_model)
         raise
@@ -211,7 +213,8 @@ def _tensors(source: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _check_fit(source: Path, site: Site, stack: dict[str, Any]) -> None:
+def check_fit(who: str, site: Site, stack: dict[str, Any]) -> None:
+    """Raise a ValueError where a stack of layers is not what an entry of a record was saved from."""
     have = {"class": type(site.module).__name__, "num_layers": len(site.attention)}
     sizes = host_sizes(site, stack["options"])
     have.update({name: sizes[name] for name in FITTING})
@@ -222,17 +225,17 @@ def _check_fit(source: Path, site: Site, stack: dict[str, Any]) -> None:
     }
     for name, value in want.items():
         if have[name] != value:
-            raise ValueError(f"load: {source} was saved from {name}={value} but the base model has {name}={have[name]}")
+            raise ValueError(f"{who} was saved from {name}={value} but the base model has {name}={have[name]}")
 
 
-def _fill(source: Path, attachment: Attachment, number: int, tensors: dict[str, Tensor]) -> None:
-    own = {name.removeprefix(f"{number}."): t for name, t in tensors.items() if name.startswith(f"{number}.")}
+def fill(who: str, attachment: Attachment, tensors: Mapping[str, Tensor]) -> None:
+    """Put saved tensors into an attachment. Raises: ValueError where names or shapes are not those it needs."""
     needed = {name: tuple(t.shape) for name, t in attachment.state_dict().items()}
-    given = {name: tuple(t.shape) for name, t in own.items()}
+    given = {name: tuple(t.shape) for name, t in tensors.items()}
     for name in sorted(needed.keys() | given.keys()):
         if needed.get(name) != given.get(name):
             raise ValueError(
-                f"load: {source / TENSORS} has shape {given.get(name)} for {name!r} of stack {number} but "
-                f"{attachment.stack.name!r} needs {needed.get(name)}; the two files do not belong together"
+                f"{who} has shape {given.get(name)} for {name!r} but {attachment.stack.name!r} needs "
+                f"{needed.get(name)}; the record and the tensors do not belong together"
             )
-    attachment.load_state_dict(own, strict=True)
+    attachment.load_state_dict(dict(tensors), strict=True)

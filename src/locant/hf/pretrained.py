@@ -1,0 +1,221 @@
+"""save_pretrained and from_pretrained of attached models: config.json records the encoding, loading attaches it again.
+
+Importing `locant.hf` installs this in transformers. A saved config says under ``locant`` what `locant.hf.save` writes
+to locant.json, and the added tensors lie among the model's own. Loading builds the host as transformers does, then
+attaches, then fills in those tensors: encodings are always built on a real device, never on ``meta``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from locant.hf.attachment import attachments
+from locant.hf.card import write_card
+from locant.hf.checkpoint import FORMAT, attach_recorded, check_fit, fill, record_of, recorded_stacks
+from locant.hf.families import Site, find_sites
+from locant.hf.interface import NAME
+from locant.hf.weights import read_weights, weight_shapes
+
+ADDED = re.compile(rf"^(?:(?P<stack>.*)\.)?{NAME}\.(?P<name>encodings\..*)$")  # a tensor of an attachment, in a model
+OLD_TABLE = "distance_embedding.weight"  # the relative tables of transformers v4
+WAITING = "_locant_waiting"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a model that is being loaded gets attached once it is there. ``who`` begins the errors."""
+
+    who: str
+    found: list[tuple[Site, dict[str, Any]]]
+    all_sites: bool
+    tensors: dict[str, dict[str, Tensor]]  # by stack
+
+
+def install() -> None:
+    """Put the functions below around those of transformers, once."""
+    for name, around in (
+        ("save_pretrained", _around_saving),
+        ("from_pretrained", _around_loading),
+        ("_load_pretrained_model", _around_reading),
+        ("_upload_modified_files", _around_upload),
+    ):
+        there = next(vars(cls)[name] for cls in PreTrainedModel.__mro__ if name in vars(cls))
+        function = getattr(there, "__func__", there)
+        if not hasattr(function, NAME):
+            wrapped = functools.wraps(function)(around(function))
+            setattr(wrapped, NAME, function)
+            kind = type(there)
+            setattr(PreTrainedModel, name, wrapped if function is there else kind(wrapped))
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+def _around_saving(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save_pretrained(self: Any, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:
+        config = self.config
+        vars(config).pop(NAME, None)
+        if attachments(self):
+            setattr(config, NAME, _record(self))
+        try:
+            saved = original(self, save_directory, is_main_process, *args, **kwargs)
+        finally:
+            vars(config).pop(NAME, None)
+        if is_main_process and os.path.isdir(save_directory):
+            write_card(self, save_directory)
+        return saved
+
+    return save_pretrained
+
+
+def _record(model: nn.Module) -> dict[str, Any]:
+    """The record, or why there is none: a training run should not end at its first checkpoint."""
+    try:
+        return record_of(model)
+    except ValueError as error:
+        return {"format": FORMAT, "refused": str(error)}
+
+
+def _around_upload(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _upload_modified_files(self: Any, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        write_card(self, working_dir)  # transformers puts the Hub's own card there right before
+        return original(self, working_dir, *args, **kwargs)
+
+    return _upload_modified_files
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def _around_reading(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
+        waiting = _waiting(model, state_dict, checkpoint_files)
+        if waiting is not None:
+            state_dict = None if state_dict is None else {n: t for n, t in state_dict.items() if not ADDED.match(n)}
+            _silence(model, waiting)
+            setattr(model, WAITING, waiting)
+        return original(model, state_dict, checkpoint_files, *args, **kwargs)
+
+    return _load_pretrained_model
+
+
+def _around_loading(original: Callable[..., Any]) -> Callable[..., Any]:
+    def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = original(cls, *args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        waiting = vars(model).pop(WAITING, None)
+        if waiting is not None:
+            _restore(model, waiting)
+        return loaded
+
+    return from_pretrained
+
+
+def _waiting(
+    model: Any, state_dict: Mapping[str, Any] | None, checkpoint_files: Iterable[Any] | None
+) -> Waiting | None:
+    """What a checkpoint holds for locant, matched with the model's stacks; None for a checkpoint without."""
+    config = getattr(model, "config", None)
+    record = vars(config).pop(NAME, None) if config is not None else None
+    source = str(getattr(config, "name_or_path", "") or "the state dict")
+    files = [Path(f) for f in checkpoint_files or () if str(f).endswith((".safetensors", ".bin"))]
+    if record is None:  # torch files would have to be read twice
+        names = state_dict if state_dict is not None else weight_shapes(f for f in files if f.suffix != ".bin")
+        _check_strays(source, names)
+        return None
+    who = f"from_pretrained: the record ({NAME}) in config.json of {source}"
+    if isinstance(record, dict) and "refused" in record:
+        raise ValueError(f"{who} says that the encoding cannot be attached again: {record['refused']}")
+    found, all_sites = _match(who, model, recorded_stacks(record, who))
+    added = (
+        {n: t for n, t in state_dict.items() if ADDED.match(n)}
+        if state_dict is not None
+        else read_weights(files, lambda n: bool(ADDED.match(n)))
+    )
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in added.items():
+        match = ADDED.match(name)
+        assert match is not None
+        groups.setdefault(match["stack"] or "", {})[match["name"]] = tensor
+    return Waiting(f"from_pretrained: {source}", found, all_sites, groups)
+
+
+def _check_strays(source: str, names: Iterable[str]) -> None:
+    """Tensors that nothing would load: of an attachment without its record, or the tables of transformers v4."""
+    added, old = [n for n in names if ADDED.match(n)], [n for n in names if n.endswith(OLD_TABLE)]
+    if added:
+        raise ValueError(
+            f"from_pretrained: {source} holds {len(added)} tensors of an attached encoding ({added[0]}, ...) but its "
+            "config.json does not record one, so the model would load without it; save it again with save_pretrained "
+            "while locant.hf is imported"
+        )
+    if old:
+        warnings.warn(
+            f"from_pretrained: {source} is a relative checkpoint of transformers v4; its {len(old)} tables ({old[0]}, "
+            "...) are left out and a table that was never trained takes their place; use "
+            f"locant.hf.from_legacy({source!r})",
+            stacklevel=6,
+        )
+
+
+def nearest(path: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that ends most like ``path``, part by part; None where there is none, or two are alike."""
+    parts = path.split(".")[::-1]
+
+    def alike(other: str) -> tuple[bool, int]:
+        same = [a == b for a, b in zip(parts, other.split(".")[::-1], strict=False)]
+        return other == path, (same.index(False) if False in same else len(same))
+
+    ranked = sorted(set(candidates), key=alike, reverse=True)
+    unclear = len(ranked) > 1 and alike(ranked[0]) == alike(ranked[1])
+    return None if not ranked or unclear else ranked[0]
+
+
+def _match(who: str, model: nn.Module, stacks: list[dict[str, Any]]) -> tuple[list[tuple[Site, dict[str, Any]]], bool]:
+    sites = find_sites(model)
+    found = []
+    for stack in stacks:
+        fitting = {site.path: site for site in sites if type(site.module).__name__ == stack["class"]}
+        path = nearest(stack["path"], fitting)
+        if path is not None:  # a head, an encoder alone: the rest of the checkpoint is not asked for
+            check_fit(who, fitting[path], stack)
+            found.append((fitting[path], stack))
+    if not found:
+        raise ValueError(
+            f"{who} is for {', '.join(stack['class'] for stack in stacks)} but {type(model).__name__} has "
+            f"{', '.join(type(site.module).__name__ for site in sites)}; load it with the class it was saved from"
+        )
+    return found, len(found) == len(sites)
+
+
+def _silence(model: Any, waiting: Waiting) -> None:
+    """What is filled in here, or switched off here, is not missing and not unexpected."""
+    gone = {
+        rf"(^|\.){re.escape(path)}(\.|$)"
+        for site, stack in waiting.found
+        if not stack["keep_absolute"]
+        for _, path in site.own
+    }
+    for name, patterns in (
+        ("_keys_to_ignore_on_load_unexpected", {rf"(^|\.){NAME}\.encodings\."} | gone),
+        ("_keys_to_ignore_on_load_missing", gone),
+    ):
+        setattr(model, name, set(getattr(model, name, None) or ()) | patterns)
+
+
+def _restore(model: nn.Module, waiting: Waiting) -> None:
+    attach_recorded(model, waiting.found, waiting.all_sites)
+    for site, stack in waiting.found:
+        attachment: Any = site.module.get_submodule(NAME)
+        own = nearest(stack["path"], waiting.tensors) if attachment.state_dict() else None
+        fill(waiting.who, attachment, waiting.tensors[own] if own is not None else {})
