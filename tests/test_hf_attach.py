@@ -661,12 +661,6 @@ def test_calling_without_tokens_is_an_error() -> None:
         model(attention_mask=torch.ones(1, 4))
 
 
-def test_what_locant_does_not_compute_is_an_error() -> None:
-    q = torch.randn(1, HEADS, 4, 8)
-    with pytest.raises(ValueError, match=r"Linear asks for softcap=50.0"):
-        interface.attention_forward(nn.Linear(1, 1), q, q, q, None, softcap=50.0)
-
-
 def test_without_transformers_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r"transformers is not installed.*pip install 'locant\[hf\]'"):

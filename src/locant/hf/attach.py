@@ -177,9 +177,9 @@ def _stand_in(site: Site, kind: str, path: str) -> nn.Module:
     if kind == "weight":
         parent, name = _parent(site.module, path)
         return Kept(parent._parameters[name])  # pyright: ignore[reportArgumentType]
-    if kind != "rotary":
-        return Nothing()
     module = site.module.get_submodule(path)
+    if kind != "rotary":
+        return Nothing(module)
     if not any("rot" in name.lower() or "rope" in name.lower() for name in class_names(module)):
         raise ValueError(
             f"attach: {path} of {type(site.module).__name__} is no rotary module locant knows (its class is "

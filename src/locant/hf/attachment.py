@@ -139,8 +139,28 @@ def _fill_duplicates(module: nn.Module, state: dict[str, Any], prefix: str, *res
             state.setdefault(prefix + name, state[prefix + first])
 
 
-class Nothing(nn.Module):
+class StandIn(nn.Module):
+    """Stands where a module of the host was, which stays out of the state dict; hosts may read its attributes."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self._original = (original,)  # a tuple: not registered
+
+    def __getattr__(self, name: str) -> Any:
+        """What hosts read beside calling it."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_original"][0], name)
+
+
+class Nothing(StandIn):
     """Stands where a position table was: adds exactly zero, whatever it is asked for."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The table as zeros, for hosts that read it."""
+        return torch.zeros_like(self._original[0].weight.detach())  # pyright: ignore
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Zero, on the device of the first tensor."""
@@ -148,28 +168,14 @@ class Nothing(nn.Module):
         return torch.zeros((), device=device)
 
 
-class NoRotation(nn.Module):
-    """Stands where rotary positions were: what they give for the angle zero, in the form and shape they have.
-
-    Cosine and sine, angles, or complex numbers of a module that stays out of the state dict.
-    """
-
-    def __init__(self, rotary: nn.Module) -> None:
-        super().__init__()
-        self._rotary = (rotary,)  # a tuple: not registered
+class NoRotation(StandIn):
+    """Stands where rotary positions were: what they give for the angle zero, in the form and shape they have."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Cosine 1 (times the host's own factor) and sine 0."""
-        (rotary,) = self._rotary
+        """Cosine 1 (times the host's own factor) and sine 0; or angles, or complex numbers."""
+        (rotary,) = self._original
         with torch.no_grad():
             return _unturned(rotary(*args, **kwargs), float(getattr(rotary, "attention_scaling", None) or 1.0))
-
-    def __getattr__(self, name: str) -> Any:
-        """What hosts read of their rotary module beside calling it."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["_rotary"][0], name)
 
 
 def _unturned(given: Any, factor: float) -> Any:

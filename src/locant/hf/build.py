@@ -43,7 +43,7 @@ def host_sizes(site: Site, given: dict[str, Any] | None = None) -> dict[str, Any
                 )
             sizes[name] = found
     if sizes.get("head_dim") is None:
-        told = size(config, FIELDS["head_dim"]) or size(attention, FIELDS["head_dim"])
+        told = size(attention, ("qk_head_dim",)) or size(config, FIELDS["head_dim"]) or size(attention, FIELDS["head_dim"])
         sizes["head_dim"] = told or sizes["model_dim"] // sizes["num_heads"]
     if sizes.get("max_length") is None:
         sizes["max_length"] = _host_length(site, config)

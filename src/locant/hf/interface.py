@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -16,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 from locant.attention import attention
 from locant.encoding import Encoding, Layer
 from locant.positions import Positions
-from locant.terms import PairBias, Term
+from locant.terms import LogitMap, PairBias, Term, WeightScale
 
 NAME = "locant"
 
@@ -72,18 +73,16 @@ def attention_forward(
     locant: Route | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of one module: with its encoding if one is attached to it, else (cross-attention) as the host would.
 
-    Raises: RuntimeError where an attached module was reached without passing its stack's entrance; ValueError for what
-    the host asks for and locant does not compute (softcap, sinks), or keys that the positions do not cover.
+    A host's softcap bounds the logits, terms included; its sinks (one logit for each head) join every softmax.
+    Raises: RuntimeError where an attached module was reached without passing its stack's entrance; ValueError for keys
+    that the positions do not cover.
     """
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise ValueError(
-                f"attach: {type(module).__name__} asks for {name}={kwargs[name]!r}, which locant does not compute"
-            )
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     if locant is not None and hasattr(module, "locant_index") and not locant.keeps_bias:
         position_bias = None  # switched off: T5 hands zeros to its layers
@@ -107,22 +106,22 @@ def attention_forward(
             "which computes them, not the layer by itself"
         )
     if index is None or locant is None:
-        return (
-            host()
-            if not weights
-            else _plain(query, key, value, attention_mask, scaling, dropout, causal, position_bias)
-        )
-    _check_keys(module, key, locant.positions)
+        if not weights and softcap is None and s_aux is None:
+            return host()
+        return _plain(query, key, value, attention_mask, scaling, dropout, causal, position_bias, softcap, s_aux)
+    locant = replace(locant, positions=seen_positions(module, key, locant.positions))
     if locant.watch is not None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         keys = _grouped(query, key)
         locant.watch(Seen(module, index, query, keys, scale, attention_mask, causal, position_bias, locant))
-    free = (
-        not locant.acts[index] and locant.backend == "auto" and not weights and locant.positions.query_document is None
-    )
+    free = not locant.acts[index] and locant.backend == "auto" and not weights and softcap is None and s_aux is None
+    free = free and locant.positions.query_document is None
     if free and locant.host_kernel == "sdpa":
         return host()
     encoding = locant.encodings[index]
+    if s_aux is not None:
+        key, value, attention_mask, seen = with_sink(query, key, value, attention_mask, causal, locant.positions)
+        locant = replace(locant, positions=seen)
     key, value = _grouped(query, key), _grouped(query, value)
     query, key = encoding.query_key(query, key, locant.positions)
     layer = Layer(query, key, locant.x, *projections(module, locant.projections, query.shape[1], key.shape[-1]))
@@ -142,6 +141,8 @@ def attention_forward(
         dropout=dropout,
         backend=locant.backend,
         return_weights=weights,
+        softcap=softcap,
+        sinks=s_aux,
     )
     out, kept = out if isinstance(out, tuple) else (out, None)
     return out.transpose(1, 2).contiguous(), kept
@@ -155,16 +156,69 @@ def attention_with_mask(
     positions: Positions | None,
     mask: Tensor | None,
     causal: bool,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`locant.attention` for a mask as hosts give it: boolean, additive, or None where causality says all there is."""
+    """`locant.attention` for a mask as hosts give it: boolean, additive, or None where causality says all there is.
+
+    ``softcap`` c bounds the logits as c tanh(l / c); ``sinks`` [H] are the logits of the last key (see `with_sink`).
+    """
     causal = causal and mask is None and query.shape[2] > 1
     if mask is not None and mask.is_floating_point():
         allowed = mask > torch.finfo(mask.dtype).min / 2
         bias, mask = mask.masked_fill(~allowed, 0.0), allowed
         if torch.compiler.is_compiling() or bool(bias.any()):
             terms += (PairBias(bias.expand(*bias.shape[:2], query.shape[2], key.shape[2])),)
-    return attention(query, key, value, terms, positions, mask=mask, causal=causal, **options)
+    if softcap is not None:
+        terms += (LogitMap(functools.partial(_capped, softcap)),)
+    if sinks is not None:
+        terms += (LogitMap(functools.partial(_sunk, sinks), reach="row"), WeightScale(_without_sink))
+    out = attention(query, key, value, terms, positions, mask=mask, causal=causal, **options)
+    return (out[0], out[1][..., :-1]) if isinstance(out, tuple) and sinks is not None else out
+
+
+def _capped(cap: float, content: Tensor, bias: Tensor, positions: Positions) -> Tensor:
+    return torch.tanh((content + bias) / cap) * cap
+
+
+def _sunk(sinks: Tensor, content: Tensor, bias: Tensor, positions: Positions) -> Tensor:
+    """The last key's logit is the sink's."""
+    logits = content + bias
+    sink = sinks.to(logits.dtype).reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+    return torch.cat((logits[..., :-1], sink), -1)
+
+
+def _without_sink(positions: Positions) -> Tensor:
+    """The sink takes its share of the softmax and gives nothing, to values of the encoding neither."""
+    keep = torch.ones(1, 1, positions.num_keys, device=positions.key.device)
+    keep[..., -1] = 0
+    return keep.expand(1, positions.num_queries, -1)
+
+
+def with_sink(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, positions: Positions
+) -> tuple[Tensor, Tensor, Tensor, Positions]:
+    """Keys, values, mask and positions with one key more, without content, which every query sees."""
+    count, keys = query.shape[2], key.shape[2]
+    allowed = torch.ones(1, 1, count, keys, dtype=torch.bool, device=query.device) if mask is None else mask
+    if causal and mask is None:
+        allowed = allowed.tril(keys - count)
+    same = positions.same_document()
+    if same is not None:
+        same = same[None, None] if same.dim() == 2 else same[:, None]
+        allowed = allowed & same if allowed.dtype == torch.bool else allowed.masked_fill(~same, float("-inf"))
+    more = replace(
+        positions,
+        key=torch.cat((positions.key, positions.key[..., -1:]), -1),
+        key_special=None if positions.key_special is None else F.pad(positions.key_special, (0, 1)),
+        contiguous=False,
+        query_document=None,
+        key_document=None,
+        shared={},
+    )
+    key, value = (F.pad(t, (0, 0, 0, 1)) for t in (key, value))
+    return key, value, F.pad(allowed, (0, 1), value=allowed.dtype == torch.bool), more
 
 
 def _plain(
@@ -176,13 +230,18 @@ def _plain(
     dropout: float,
     causal: bool,
     bias: Tensor | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention without an encoding, with its weights; queries and keys may belong to different sequences."""
     terms = () if bias is None else (PairBias(bias),)
     queries, keys = (torch.arange(n, device=query.device) for n in (query.shape[2], key.shape[2]))
     positions = Positions(queries, keys, span=max(len(queries), len(keys)) - 1, length=max(len(queries), len(keys)))
+    if sinks is not None:
+        key, value, mask, positions = with_sink(query, key, value, mask, causal, positions)
+    options: dict[str, Any] = dict(scale=scaling, dropout=dropout, softcap=softcap, sinks=sinks)
     out, weights = attention_with_mask(
-        query, key, value, terms, positions, mask, causal, scale=scaling, dropout=dropout, return_weights=True
+        query, key, value, terms, positions, mask, causal, return_weights=True, **options
     )
     return out.transpose(1, 2).contiguous(), weights
 
@@ -193,12 +252,24 @@ def _grouped(query: Tensor, grouped: Tensor) -> Tensor:
     return grouped if groups == 1 else grouped.repeat_interleave(groups, dim=1)
 
 
-def _check_keys(module: nn.Module, key: Tensor, positions: Positions) -> None:
-    if key.shape[2] != positions.num_keys:
+def seen_positions(module: nn.Module, key: Tensor, positions: Positions) -> Positions:
+    """The positions of the keys that a module sees: all of them, or the last ones that a sliding window has kept.
+
+    Raises: ValueError where they cannot be told apart.
+    """
+    count = key.shape[2]
+    if count == positions.num_keys:
+        return positions
+    window = getattr(module, "sliding_window", None) or getattr(module, "window_size", None)
+    if window is None or not positions.num_queries <= count < positions.num_keys:
         raise ValueError(
-            f"attach: {type(module).__name__} sees {key.shape[2]} keys but the positions cover {positions.num_keys}; a "
-            "cache that drops old keys (sliding window) is not supported, use a dynamic or static cache of full length"
+            f"attach: {type(module).__name__} sees {count} keys but the positions cover {positions.num_keys}; it "
+            "attends to other tokens than its stack was given, or its cache dropped some, so use a dynamic cache of "
+            "full length"
         )
+    ids = {name: getattr(positions, name) for name in ("key", "key_special", "key_document")}
+    kept = {n: t if t is None else t[..., t.shape[-1] - count :] for n, t in ids.items()}
+    return replace(positions, **kept, shared={})
 
 
 def projections(
