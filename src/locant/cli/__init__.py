@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from locant.cli import compare, describe, list_encodings
+from locant.cli import compare, describe, doctor, list_encodings
 
 app = typer.Typer(
     name="locant",
@@ -17,3 +17,4 @@ app = typer.Typer(
 compare.register(app)
 list_encodings.register(app)
 describe.register(app)
+doctor.register(app)

@@ -1,0 +1,229 @@
+"""Does it all hold? One model or folder in, a list of findings out (see `diagnose`)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+from locant.hf.attachment import attachments
+from locant.hf.behavior import CHECKS, Finding, generating
+from locant.hf.constants import constants, held_tensors, saving
+from locant.hf.describe import describe
+from locant.hf.probe import LENGTH, Probe, exact_copy, probes
+from locant.hf.reach import one_too_many, reach, stated_lengths, trained_length
+
+SHORTEST = 8  # tokens that a probe needs
+DROPPED = ("relative_key", "relative_key_query")  # kinds of position that transformers v5 no longer has
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` found in a model of class ``model``; ``encoding``: what is attached, or the host's own."""
+
+    model: str
+    encoding: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The findings that are faults."""
+        return tuple(finding for finding in self.findings if finding.verdict == "FAULT")
+
+    @property
+    def healthy(self) -> bool:
+        """Whether there is no fault (checks that could not be made do not count)."""
+        return not self.faults
+
+    def __str__(self) -> str:
+        """One line for each check."""
+        width = max(len(finding.check) for finding in self.findings)
+        lines = [f"{self.model} ({self.encoding})"]
+        for f in self.findings:
+            lines.append(f"{f.check:{width}}  {f.verdict:6}  {f.figure}{f'; {f.advice}' if f.advice else ''}")
+        return "\n".join(lines)
+
+
+def diagnose(model: nn.Module | str | os.PathLike[str], *, length: int | None = None) -> Diagnosis:
+    """Check a model, attached or plain: do its positions survive what it will meet?
+
+    ``model``: a model, the folder of a saved one, or the id of one in the hub's cache (nothing is downloaded, no code
+    of a folder is run). ``length``: the number of tokens that you mean to use. Runs made-up tokens through a float64
+    copy on the CPU; the model itself stays as it is. Asked: does order matter at all; do padding, packed documents and
+    caches change what a token gets; is saving and loading exact; is the length in use trained; are constants finite;
+    and of a folder, does transformers load all that is in it.
+    Raises: ValueError for a model that takes neither token ids nor hidden states, or a folder without a model.
+    """
+    with _quiet():
+        if isinstance(model, nn.Module):
+            return _examine(model, [], stated_lengths(None, length))
+        folder = Path(model)
+        stated = stated_lengths(folder if folder.is_dir() else None, length)
+        kind = _kind(folder)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                loaded, info = kind.from_pretrained(str(folder), local_files_only=True, output_loading_info=True)
+        except OSError as error:
+            raise _no_model(folder, error) from error
+        except (ValueError, RuntimeError, SafetensorError) as error:  # a refusal is the finding
+            text = " ".join(str(error).split())
+            return Diagnosis(kind.__name__, "not loaded", (Finding("weights", "FAULT", text, "see its message"),))
+        return _examine(loaded.eval(), [_weights(loaded, info)], stated)
+
+
+def _examine(model: nn.Module, findings: list[Finding], stated: dict[str, int]) -> Diagnosis:
+    findings = [*findings, *_dropped(model), constants(model)]
+    if not any(tensor.is_meta for _, _, tensor in held_tensors(model)):
+        exact = exact_copy(model)
+        stacks = list(probes(exact))
+        limit = reach(model).limit
+        tokens = LENGTH if limit is None else min(LENGTH, limit)
+        for probe in stacks:
+            findings += _probed(exact, model, probe, tokens, limit)
+        findings += _tried("save and load", lambda: saving(model, tokens))
+    findings += _tried("length in use", lambda: trained_length(model, stated))
+    return Diagnosis(type(model).__name__, _encoding(model), tuple(findings))
+
+
+def _probed(exact: nn.Module, model: nn.Module, probe: Probe, tokens: int, limit: int | None) -> Iterator[Finding]:
+    """What one stack of layers does; a stack that does not run at all is one fault."""
+    prefix = f"{probe.name}: " if probe.name else ""
+    runs = _tried("runs", lambda: _runs(model, probe, tokens))
+    found = list(runs)
+    if tokens < SHORTEST:
+        found.append(Finding("behavior", "cannot", f"serves {tokens} tokens, a probe needs {SHORTEST}"))
+    elif found[0].verdict == "ok":
+        for name, check in CHECKS:
+            found += _tried(name, lambda check=check: check(probe, tokens))
+        found += _tried("generate", lambda: generating(exact, probe, tokens))
+        found += _tried("past the limit", lambda: one_too_many(probe, limit))
+    yield from (replace(finding, check=prefix + finding.check) for finding in found)
+
+
+def _runs(model: nn.Module, probe: Probe, tokens: int) -> Finding:
+    out = probe.run(probe.ids(tokens))
+    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), probe.dtype)
+    if bool(out.isfinite().all()) and own in (torch.float16, torch.bfloat16):
+        stacks = {other.name: other for other in probes(copy.deepcopy(model).cpu().eval())}
+        out = stacks[probe.name].run(probe.ids(tokens))
+    if bool(out.isfinite().all()):
+        return Finding("runs", "ok", f"{tokens} tokens, finite in {str(own).removeprefix('torch.')}")
+    return Finding(
+        "runs",
+        "FAULT",
+        f"outputs of {tokens} tokens are not finite in {str(own).removeprefix('torch.')}",
+        "see `constants`; in half precision, try float32",
+    )
+
+
+def _tried(name: str, check: Callable[[], Finding | list[Finding] | None]) -> list[Finding]:
+    """What a check found. Whatever a model under examination raises is a finding, and no reason to stop."""
+    try:
+        found = check()
+    except Exception as error:
+        text = " ".join(str(error).split())[:150]
+        return [Finding(name, "FAULT" if name == "runs" else "cannot", f"{type(error).__name__}: {text}")]
+    return [] if found is None else found if isinstance(found, list) else [found]
+
+
+def _dropped(model: nn.Module) -> list[Finding]:
+    """A config that asks for positions which transformers v5 no longer has."""
+    kind = next(
+        (k for m in model.modules() if (k := getattr(getattr(m, "config", None), "position_embedding_type", None))),
+        None,
+    )
+    if kind not in DROPPED or attachments(model):
+        return []
+    return [
+        Finding(
+            "config",
+            "FAULT",
+            f"asks for {kind!r}, which transformers v5 dropped without a word",
+            "load it with locant.hf.from_legacy, or write it anew with locant convert-legacy",
+        )
+    ]
+
+
+def _encoding(model: nn.Module) -> str:
+    try:
+        layers = [layer.name for stack in describe(model).stacks for layer in stack.layers]
+    except ValueError:
+        return "its own"
+    return ", ".join(dict.fromkeys(layers))
+
+
+def _kind(source: Path) -> Any:
+    """The class to load a folder, or a model in the hub's cache, with: the one it was saved from."""
+    if source.is_dir() and not (source / "config.json").is_file():
+        found = ", ".join(sorted(entry.name for entry in source.iterdir())[:5]) or "nothing"
+        raise ValueError(
+            f"diagnose: {str(source)!r} holds {found}, needed a config.json; give the folder of a saved model"
+        )
+    if not source.is_dir() and (source.exists() or source.is_absolute() or len(source.parts) > 2):
+        raise ValueError(
+            f"diagnose: {str(source)!r} is no folder, needed that of a saved model, or an id such as 'org/name'"
+        )
+    try:
+        config = AutoConfig.from_pretrained(str(source), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise _no_model(source, error) from error
+    kind = getattr(transformers, (config.architectures or [""])[0], None)
+    return kind if isinstance(kind, type) and issubclass(kind, PreTrainedModel) else AutoModel
+
+
+def _no_model(source: Path, error: Exception) -> ValueError:
+    return ValueError(f"diagnose: no model could be loaded from {str(source)!r}: {' '.join(str(error).split())[:200]}")
+
+
+def _weights(model: nn.Module, info: dict[str, Any]) -> Finding:
+    """Whether all that is in the files was used, and all that the model needs was there."""
+    unused, drawn = (
+        sorted(info["unexpected_keys"]),
+        sorted({*info["missing_keys"], *(k[0] if isinstance(k, tuple) else k for k in info["mismatched_keys"])}),
+    )
+    tables = [key for key in unused if "distance_embedding" in key]
+    if tables:
+        return Finding(
+            "weights",
+            "FAULT",
+            f"{len(tables)} tables of relative positions ignored ({tables[0]}, ...)",
+            "load it with locant.hf.from_legacy, or write it anew with locant convert-legacy",
+        )
+    if drawn:
+        return Finding(
+            "weights",
+            "FAULT",
+            f"{len(drawn)} not in the files, drawn anew ({', '.join(drawn[:2])})",
+            "load it with the class it was saved from",
+        )
+    left = f" ({len(unused)} in the files are not used, such as {unused[0]})" if unused else ""
+    where = ", and its encoding attached (plain transformers would leave it out)" if attachments(model) else ""
+    return Finding("weights", "ok", f"all loaded{where}{left}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the load reports, progress bars and warnings that probing brings about."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(50)  # critical
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
