@@ -13,6 +13,7 @@ from locant.hf.card import model_card
 from locant.hf.checkpoint import load, save
 from locant.hf.describe import describe
 from locant.hf.doctor import diagnose
+from locant.hf.freeze import freeze_host
 from locant.hf.pretrained import install
 from locant.hf.starts import FitReport, fit_report
 
@@ -24,6 +25,7 @@ __all__ = [
     "detach",
     "diagnose",
     "fit_report",
+    "freeze_host",
     "load",
     "model_card",
     "save",
