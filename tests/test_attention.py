@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from locant import Positions, attention, explain
-from locant.backends import BACKENDS
+from locant.backends import BACKENDS, dropout
 from locant.terms import Clip, LogitMap, PairBias, RelativeBias, RelativeGate, RelativeKey, RelativeQuery, RelativeValue
 from tests.unchecked import unchecked
 
@@ -134,10 +134,33 @@ def test_dropout_falls_on_weights_and_the_value_term_sees_what_is_left():
     torch.manual_seed(3)
     out, weights = attention(q, k, v, terms, dropout=0.4, return_weights=True, backend="reference")
     torch.manual_seed(3)
-    kept = torch.nn.functional.dropout(weights, 0.4)
+    seed, groups = dropout.draw_seed(0.4), torch.arange(B * H)
+    kept = weights * dropout.kept(seed, 0.4, groups, torch.arange(Q), J, torch.float64).view(B, H, Q, J)
+    assert {round(x, 6) for x in (kept / weights).flatten().tolist()} == {0.0, round(1 / 0.6, 6)}
     rows = Clip(3).rows(Positions.arange(Q, J))
     same(out, kept @ v + (kept[..., None] * table[0][rows]).sum(-2))
     same(many(q, k, v, terms, 0.4, "reference"), attention(q, k, v, terms), tolerance=0.3)
+
+
+@pytest.mark.parametrize("backend", ["blocked", "native"])
+def test_every_backend_drops_the_same_weights(backend):
+    q, k, v = (t.float().requires_grad_() for t in operands())
+    terms = (
+        RelativeQuery(normal(1, 7, D, seed=6).float().requires_grad_(), Clip(3)),
+        RelativeBias(normal(H, 7, seed=7).float().requires_grad_(), Clip(3)),
+    )
+    leaves = [q, k, v, terms[0].table, terms[1].table]
+    if backend in explain(q, k, v, terms, dropout=0.4).refused:
+        pytest.skip("no C++ compiler here")
+    found = []
+    for name in ("reference", backend):
+        torch.manual_seed(5)
+        out = attention(q, k, v, terms, dropout=0.4, backend=name)
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for want, have in zip(*found, strict=True):
+        same(have, want, tolerance=1e-5 * want.abs().max().item())
+    torch.manual_seed(6)
+    assert (attention(q, k, v, terms, dropout=0.4, backend=backend) - found[0][0]).detach().abs().max() > 0.1
 
 
 @pytest.mark.parametrize("backend", ALL)

@@ -280,7 +280,7 @@ def test_memory_grows_linearly_with_the_length() -> None:
     q, k, v = (torch.randn(1, 2, 700, 4) for _ in range(3))
     term = RelativeKey(torch.randn(1, 9, 4), Clip(4))
     call = Call(Operands(q, k, v, Positions.arange(700), 0.5), (term,), None, False, 0.0, False)
-    loop = blocked.Loop(blocked.Plan.of(call), [q, k, v, term.table], [None] * 4)
+    loop = blocked.Loop(blocked.Plan.of(call, 0), [q, k, v, term.table], [None] * 4)
     loop.run_forward(torch.empty(1, 2, 700, 4))
     assert max(b.numel() for b in loop.scratch._buffers.values()) < 700 * 700 / 8
 

@@ -13,9 +13,9 @@ MASK = 0xFFFFFFFF
 STEPS = 1 << 24  # probabilities are counted in these steps
 
 
-def draw_seed() -> int:
-    """A seed from torch's global generator."""
-    return int(torch.randint(1 << 32, ()).item())
+def draw_seed(probability: float) -> Int[Tensor, ""]:
+    """A seed from torch's global generator, which is left alone where nothing is dropped."""
+    return torch.randint(1 << 32, ()) if probability else torch.zeros((), dtype=torch.long)
 
 
 def threshold(probability: float) -> int:
@@ -36,7 +36,12 @@ def mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
 
 
 def kept(
-    seed: int, probability: float, heads: Int[Tensor, "G"], queries: Int[Tensor, "I"], num_keys: int, dtype: torch.dtype
+    seed: int | Int[Tensor, ""],
+    probability: float,
+    heads: Int[Tensor, "G"],
+    queries: Int[Tensor, "I"],
+    num_keys: int,
+    dtype: torch.dtype,
 ) -> Float[Tensor, "G I J"]:
     """0 where a weight is dropped, else 1 / (1 - probability). ``heads`` counts batch row * H + head."""
     head = mix((heads * 0x9E3779B9 + seed) & MASK)

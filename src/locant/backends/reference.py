@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from locant.backends import dropout
 from locant.backends.call import Backend, Call
 from locant.terms import LogitMap, RelativeGate, RelativeScale, RelativeValue, WeightScale
 
@@ -47,12 +47,20 @@ def run(call: Call) -> Tensor | tuple[Tensor, Tensor]:
     for term in call.terms:
         if isinstance(term, WeightScale):
             weights = term.apply(call.operands, weights)
-    dropped = F.dropout(weights, call.dropout) if call.dropout else weights
+    dropped = weights * _kept(call, weights) if call.dropout else weights
     out = dropped @ call.operands.v
     for term in call.terms:
         if isinstance(term, RelativeValue):
             out = out + term.apply(call.operands, dropped)
     return (out, weights) if call.return_weights else out
+
+
+def _kept(call: Call, weights: Tensor) -> Tensor:
+    """What dropout multiplies the weights by."""
+    groups = torch.arange(weights.shape[0] * weights.shape[1], device=weights.device)
+    queries = torch.arange(weights.shape[2], device=weights.device)
+    seed = dropout.draw_seed(call.dropout)
+    return dropout.kept(seed, call.dropout, groups, queries, weights.shape[3], weights.dtype).view(weights.shape)
 
 
 BACKEND = Backend(refuses=lambda call: None, run=run)

@@ -21,9 +21,9 @@ def refuses(call: Call) -> str | None:
     for term in call.terms:
         if not isinstance(term, SERVED):
             return f"{type(term).__name__} does not lower to an additive mask"
-    if call.return_weights:
-        return "it does not return weights"
-    return None
+    if call.dropout:
+        return "its dropout has a random stream of its own, where all other backends share one hash"
+    return "it does not return weights" if call.return_weights else None
 
 
 def _offset_rows(rule: Rule, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
@@ -69,16 +69,14 @@ def run(call: Call) -> Tensor:
         q, scale = operands.scaled(q, True), 1.0
     mask = bias(call)
     if mask is None and (call.allowed is None or call.plain_causal):
-        return F.scaled_dot_product_attention(
-            q, operands.k, operands.v, dropout_p=call.dropout, is_causal=call.plain_causal, scale=scale
-        )
+        return F.scaled_dot_product_attention(q, operands.k, operands.v, is_causal=call.plain_causal, scale=scale)
     some = None
     if call.allowed is not None:
         some = call.allowed.any(-1, keepdim=True)
         open_rows = call.allowed | ~some  # a query that sees nothing: finite here, zero below
         mask = open_rows if mask is None else mask.masked_fill(~open_rows, float("-inf"))
     assert mask is not None
-    out = F.scaled_dot_product_attention(q, operands.k, operands.v, attn_mask=mask, dropout_p=call.dropout, scale=scale)
+    out = F.scaled_dot_product_attention(q, operands.k, operands.v, attn_mask=mask, scale=scale)
     return out if some is None else out.masked_fill(~some, 0.0)
 
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from locant.backends import dropout
 from locant.backends.blocked import gate, parts
 from locant.backends.blocked.parts import Part, Setting
 from locant.backends.blocked.tile import Group, Scratch, Tile
 from locant.backends.call import Backend, Call
-from locant.positions import Positions
+from locant.backends.operator import Kernel, operator, tensors_of
 from locant.terms import (
     LogitMap,
     LowRankBias,
@@ -62,27 +60,10 @@ def refuses(call: Call) -> str | None:
         return "one product can be gated once, and there are several vector gates"
     if call.return_weights:
         return "it does not return weights"
-    if torch.compiler.is_compiling():
-        return "torch.compile would unroll its loop over tiles"
     scale = call.operands.scale
     if isinstance(scale, Tensor) and scale.requires_grad:
         return "it gives no gradient to a scale"
     return None
-
-
-def _tensors(term: Any, positions: Positions) -> tuple[Tensor, ...]:
-    """The tensors of a term that may want a gradient; pair tensors with four axes."""
-    if isinstance(term, LowRankBias):
-        return term.query, term.key
-    if isinstance(term, PairBias):
-        return (_four(term.tensor(positions)),)
-    if isinstance(term, WeightScale):
-        return (_four(PairBias(term.scale).tensor(positions)),)
-    return (term.table,)
-
-
-def _four(tensor: Tensor) -> Tensor:
-    return tensor[(None,) * (4 - tensor.dim())]
 
 
 @dataclass(frozen=True)
@@ -96,13 +77,12 @@ class Plan:
     seed: int
 
     @classmethod
-    def of(cls, call: Call) -> Plan:
+    def of(cls, call: Call, seed: int) -> Plan:
         """Tiles of about `TILE_ELEMENTS`; half precision is computed in float32."""
         num_heads, num_queries, num_keys = call.operands.q.shape[1], call.operands.q.shape[2], call.operands.k.shape[2]
         dtype = torch.promote_types(call.operands.q.dtype, torch.float32)
         block = max(1, min(BLOCK, num_queries, max(16, TILE_ELEMENTS // max(num_keys, 1))))
         group = max(1, min(num_heads, TILE_ELEMENTS // max(block * num_keys, 1)))
-        seed = dropout.draw_seed() if call.dropout else 0
         return cls(call, block, group, dtype, seed)
 
     def parts(self, tensors: list[Tensor], grads: list[Tensor | None]) -> list[Part]:
@@ -260,39 +240,35 @@ class Loop:
         return grad
 
 
-class Blocked(torch.autograd.Function):
-    """Saves the inputs only."""
+class Blocked(Kernel):
+    """The kernel: keeps nothing but its inputs."""
 
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, *tensors: Tensor) -> Tensor:
-        """Output [B H I E]."""
-        ctx.plan = plan
-        ctx.save_for_backward(*tensors)
+    keeps = False
+
+    def forward(self, call: Call, seed: int) -> tuple[Tensor, Tensor]:
+        """Output [B H I E], and nothing."""
+        plan, tensors = Plan.of(call, seed), _tensors(call)
         q, v = tensors[0], tensors[2]
         out = q.new_empty(*q.shape[:3], v.shape[-1])
         Loop(plan, [t.to(plan.dtype) for t in tensors], [None] * len(tensors)).run_forward(out)
-        return out
+        return out, q.new_empty(0, dtype=torch.float32)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        self, call: Call, seed: int, out: Tensor, lse: Tensor, dout: Tensor, wanted: tuple[bool, ...]
+    ) -> list[Tensor | None]:
         """Gradients of q, k, v and of every tensor of every term that wants one."""
-        tensors: tuple[Tensor, ...] = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[1:]
-        dtype = ctx.plan.dtype
+        plan, tensors = Plan.of(call, seed), _tensors(call)
+        dtype = plan.dtype
         grads = [t.new_zeros(t.shape, dtype=dtype) if i < 3 or wanted[i] else None for i, t in enumerate(tensors)]
-        Loop(ctx.plan, [t.to(dtype) for t in tensors], grads).run_backward(dout)
-        pairs = zip(tensors, grads, wanted, strict=True)
-        return None, *(g.to(t.dtype) if want and g is not None else None for t, g, want in pairs)
+        Loop(plan, [t.to(dtype) for t in tensors], grads).run_backward(dout)
+        return grads
 
 
-def run(call: Call) -> Tensor:
-    """Output [B H I E]."""
+def _tensors(call: Call) -> list[Tensor]:
     operands = call.operands
-    tensors = [operands.q, operands.k, operands.v]
-    for term in call.terms:
-        tensors += _tensors(term, operands.positions)
-    return Blocked.apply(Plan.of(call), *tensors)  # pyright: ignore[reportReturnType]
+    terms = (tensor for term in call.terms for tensor in tensors_of(term, operands.positions))
+    return [operands.q, operands.k, operands.v, *terms]
 
 
+run = operator("blocked", Blocked())
 BACKEND = Backend(refuses=refuses, run=run)

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from locant.backends import blocked, dropout
 from locant.backends.call import Backend, Call
 from locant.backends.native import build, lower
 from locant.backends.native.build import Unavailable
+from locant.backends.operator import Kernel, operator
 from locant.positions import Positions
 from locant.terms import (
     Clip,
@@ -64,21 +64,22 @@ def _strides(tensor: Tensor) -> Any:
     return _FOUR(*(0 if extent == 1 else stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)))
 
 
-def _arguments(
-    call: Call, seed: int, left: int, rows: int, q: Tensor, k: Tensor, v: Tensor, tables: dict[str, Tensor]
-) -> Arguments:
-    """All that forward and backward have in common."""
-    scale = call.operands.scale
+def _arguments(call: Call, seed: int, lowered: lower.Lowered) -> tuple[Arguments, dict[str, Tensor]]:
+    """All that forward and backward have in common, and the tensors that must outlive the call."""
+    operands, tables = call.operands, lowered.tables
+    scale = operands.scale
     assert not isinstance(scale, Tensor)
-    batch, heads, queries, depth = q.shape
-    given = Arguments(batch, heads, queries, k.shape[2], depth, v.shape[3], int(call.plain_causal), left, rows)
+    held = {name: getattr(operands, name).float().contiguous() for name in ("q", "k", "v")}
+    batch, heads, queries, depth = held["q"].shape
+    keys, width = held["v"].shape[2:]
+    causal = int(call.plain_causal)
+    given = Arguments(batch, heads, queries, keys, depth, width, causal, lowered.left, lowered.rows)
     given.scale, given.seed = scale, seed
     given.threshold, given.kept = dropout.threshold(call.dropout), dropout.factor(call.dropout)
-    given.q, given.k, given.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    for name, table in tables.items():
-        setattr(given, name, table.data_ptr())
-        if name != "pair":
-            setattr(given, "scale_heads" if name == "scales" else f"{name}_heads", table.shape[0])
+    for name, tensor in {**held, **tables}.items():
+        setattr(given, name, tensor.data_ptr())
+        if name in tables and name != "pair":
+            setattr(given, "scale_heads" if name == "scales" else f"{name}_heads", tensor.shape[0])
     groups = batch * heads
     if "pair" in tables:
         given.pair_strides = _strides(tables["pair"])
@@ -88,63 +89,50 @@ def _arguments(
         given.mask, given.mask_strides = call.allowed.data_ptr(), _strides(call.allowed)
     given.threads = 1 if _forked else torch.get_num_threads()
     given.chunks = min(max(1, math.ceil(given.threads / groups)), math.ceil(queries / 64))
-    return given
+    return given, held | tables
 
 
-class Native(torch.autograd.Function):
-    """The kernel under autograd: saves inputs, output and the logarithm of each row's sum."""
+class Native(Kernel):
+    """The kernel: keeps the output and the logarithm of each row's sum."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, call: Call, left: int, rows: int, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor | None
-    ) -> Tensor:
-        """Output [B H I E]."""
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        named = {name: t.contiguous() for name, t in zip(TABLES, tables, strict=True) if t is not None}
-        out = q.new_empty(*q.shape[:3], v.shape[3])
-        lse = q.new_empty(q.shape[:3])
-        seed = dropout.draw_seed() if call.dropout else 0
-        given = _arguments(call, seed, left, rows, q, k, v, named)
+    keeps = True
+
+    def forward(self, call: Call, seed: int) -> tuple[Tensor, Tensor]:
+        """Output [B H I E] and logarithms [B H I]."""
+        given, held = _arguments(call, seed, lower.lower(call))
+        q, v = held["q"], held["v"]
+        out, lse = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
         given.out, given.lse = out.data_ptr(), lse.data_ptr()
         library().locant_forward(ctypes.byref(given))
-        ctx.common, ctx.names = (call, seed, left, rows), tuple(named)
-        ctx.save_for_backward(q, k, v, out, lse, *named.values())
-        return out
+        return out.to(call.operands.q.dtype), lse
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+    def backward(
+        self, call: Call, seed: int, out: Tensor, lse: Tensor, dout: Tensor, wanted: tuple[bool, ...]
+    ) -> list[Tensor | None]:
         """Gradients of q, k, v and of every table."""
-        q, k, v, out, lse, *tensors = ctx.saved_tensors
-        named = dict(zip(ctx.names, tensors, strict=True))
-        call, seed, left, rows = ctx.common
-        given = _arguments(call, seed, left, rows, q, k, v, named)
-        dout = dout.contiguous()
+        lowered = lower.lower(call)
+        given, held = _arguments(call, seed, lowered)
+        q, k, v = held["q"], held["k"], held["v"]
+        out, dout = out.float().contiguous(), dout.float().contiguous()
         dq = torch.empty_like(q)
         dk, dv = k.new_empty(given.chunks, *k.shape), v.new_empty(given.chunks, *v.shape)
         given.out, given.lse, given.dout = out.data_ptr(), lse.data_ptr(), dout.data_ptr()
         given.dq, given.dk, given.dv = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+        names = {piece.name for piece, want in zip(lowered.pieces, wanted[3:], strict=True) if want}
         sums: dict[str, Tensor] = {}
-        for name, table in named.items():
-            if name == "pair" and not ctx.needs_input_grad[6 + TABLES.index("pair")]:
+        for name, table in lowered.tables.items():
+            if name == "pair" and name not in names:  # of the others the kernel wants all
                 continue
             shape = table.shape if name == "pair" else (given.threads, *table.shape)
             sums[name] = table.new_zeros(shape)
             setattr(given, f"d{name}", sums[name].data_ptr())
         library().locant_backward(ctypes.byref(given))
-        grads = [None if name not in sums else sums[name] if name == "pair" else sums[name].sum(0) for name in TABLES]
-        return None, None, None, dq, _joined(dk), _joined(dv), *grads
+        grads = {name: total if name == "pair" else total.sum(0) for name, total in sums.items() if name in names}
+        return [dq, _joined(dk), _joined(dv), *lowered.raised(grads)]
 
 
 def _joined(chunks: Tensor) -> Tensor:
     return chunks[0] if len(chunks) == 1 else chunks.sum(0)
-
-
-def _attend(call: Call) -> Tensor:
-    operands, lowered = call.operands, lower.lower(call)
-    given = [operands.q.float(), operands.k.float(), operands.v.float(), *(getattr(lowered, name) for name in TABLES)]
-    out: Any = Native.apply(call, lowered.left, lowered.rows, *given)
-    return out.to(operands.q.dtype)
 
 
 @lru_cache(maxsize=1)
@@ -208,7 +196,7 @@ def self_check() -> float:
             call = Call(Operands(q, k, v, positions, 0.25), terms, allowed, causal, 0.0, False)
             leaves = [q, k, v, *(t for term in terms for t in vars(term).values() if isinstance(t, Tensor))]
             with torch.enable_grad():
-                pairs = zip(_results(_attend(call), leaves), _results(blocked.run(call), leaves), strict=True)
+                pairs = zip(_results(run(call), leaves), _results(blocked.run(call), leaves), strict=True)
                 worst = max(worst, *((a - b).abs().max().item() / (1 + b.abs().max().item()) for a, b in pairs))
     return worst
 
@@ -219,16 +207,15 @@ def _results(out: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 def refuses(call: Call) -> str | None:
     """Why a call cannot be served; the first call that could be builds the kernel."""
-    reason = lower.refuses(call)
-    if reason is None:
-        found = _load()
-        reason = found if isinstance(found, str) else None
-    return reason
+    return lower.refuses(call) or _missing()
 
 
-def run(call: Call) -> Tensor:
-    """Output [B H I E]."""
-    return _attend(call)
+@torch.compiler.assume_constant_result
+def _missing() -> str | None:
+    """Why there is no kernel."""
+    found = _load()
+    return found if isinstance(found, str) else None
 
 
+run = operator("native", Native())
 BACKEND = Backend(refuses=refuses, run=run)
