@@ -291,3 +291,24 @@ def test_terms_that_do_not_fit_are_refused(term, message):
 def test_two_vector_gates_are_refused():
     with pytest.raises(ValueError, match="got 2 vector gates"):
         attention(*operands(), (TERMS["gate"](), TERMS["gate, one head"]()))
+
+
+@pytest.mark.parametrize("kind", [RelativeQuery, RelativeKey, RelativeValue])
+@pytest.mark.parametrize("clip", [3, 10, 11, 40])
+def test_rows_out_of_reach_are_left_out_and_change_nothing(kind, clip, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 8, generator=generator, dtype=torch.float64) for n in (7, 11, 11))
+    table = torch.randn(3, 2 * clip + 1, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    gaps = Positions.from_ids(torch.tensor([[0, 3, 4, 5, 6, 7, 9]] * 2), torch.arange(11).expand(2, -1))
+    for positions in (Positions.arange(7, 11), gaps):
+        short, rule = locant.terms.within_reach(table, Clip(clip), positions)
+        assert short.shape[1] == rule.num_rows == 2 * min(clip, 10) + 1
+        results = []
+        for whole in (False, True):
+            with monkeypatch.context() as patch:
+                if whole:
+                    patch.setattr(locant.terms, "within_reach", lambda table, rule, positions: (table, rule))
+                out = attention(q, k, v, (kind(table, Clip(clip)),), positions, backend="reference")
+            results += [out, *torch.autograd.grad(out.square().sum(), table)]
+        assert torch.allclose(results[0], results[2], atol=1e-12)
+        assert torch.allclose(results[1], results[3], atol=1e-12)

@@ -246,6 +246,18 @@ def _batched(rows: Tensor) -> Tensor:
     return rows[None, None] if rows.dim() == 2 else rows[:, None]
 
 
+def within_reach(table: Tensor, rule: Rule, positions: Positions) -> tuple[Tensor, Rule]:
+    """The rows [H R D] that offsets of these positions can ask for, and their rule: on short input, few.
+
+    Tables whose rule does more than clip, and whatever is being compiled (lengths vary there), stay whole.
+    """
+    plain = isinstance(rule, Clip) and rule.outside == "clip"
+    if not plain or torch.compiler.is_compiling() or positions.span >= rule.clip:
+        return table, rule
+    near = max(positions.span, 1)
+    return table[:, rule.clip - near : rule.clip + near + 1], Clip(near)
+
+
 def _gated(q: Tensor, k: Tensor, table: Tensor, rows: Tensor) -> Tensor:
     """sum_c q_c k_c a[row]_c for a block of queries; backward recomputes the block instead of keeping it."""
 
@@ -391,8 +403,9 @@ class RelativeQuery(Term):
 
     def apply(self, operands: Operands) -> Float[Tensor, "B H I J"]:
         """Products with every table row, then the row of each pair is picked: [B H I R], never [I J D]."""
-        rows = _batched(self.rule.rows(operands.positions))
-        products = operands.scaled(operands.q, self.scaled) @ self.table.to(operands.q.dtype).transpose(-1, -2)
+        table, rule = within_reach(self.table, self.rule, operands.positions)
+        rows = _batched(rule.rows(operands.positions))
+        products = operands.scaled(operands.q, self.scaled) @ table.to(operands.q.dtype).transpose(-1, -2)
         return products.gather(-1, rows.expand(*products.shape[:2], *rows.shape[-2:]))
 
 
@@ -411,8 +424,9 @@ class RelativeKey(Term):
 
     def apply(self, operands: Operands) -> Float[Tensor, "B H I J"]:
         """Products with every table row, then the row of each pair is picked: [B H J R], never [I J D]."""
-        rows = _batched(self.rule.rows(operands.positions)).transpose(-1, -2)
-        products = operands.k @ self.table.to(operands.k.dtype).transpose(-1, -2)
+        table, rule = within_reach(self.table, self.rule, operands.positions)
+        rows = _batched(rule.rows(operands.positions)).transpose(-1, -2)
+        products = operands.k @ table.to(operands.k.dtype).transpose(-1, -2)
         picked = products.gather(-1, rows.expand(*products.shape[:2], *rows.shape[-2:])).transpose(-1, -2)
         return operands.scaled(picked, self.scaled)
 
@@ -462,6 +476,7 @@ class RelativeValue(Term):
 
     def apply(self, operands: Operands, weights: Float[Tensor, "B H I J"]) -> Float[Tensor, "B H I E"]:
         """Weights of equal row summed first, [B H I R], then one product with the table."""
-        rows = _batched(self.rule.rows(operands.positions)).expand(weights.shape)
-        mass = weights.new_zeros(*weights.shape[:-1], self.rule.num_rows).scatter_add(-1, rows, weights)
-        return mass @ self.table.to(weights.dtype)
+        table, rule = within_reach(self.table, self.rule, operands.positions)
+        rows = _batched(rule.rows(operands.positions)).expand(weights.shape)
+        mass = weights.new_zeros(*weights.shape[:-1], rule.num_rows).scatter_add(-1, rows, weights)
+        return mass @ table.to(weights.dtype)
