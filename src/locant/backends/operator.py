@@ -161,7 +161,12 @@ def _term(kind: Any, rule: Rule | None, scaled: bool, tensors: Iterator[Tensor])
 # --- the operator ----------------------------------------------------------------------------------------------------
 
 
-def operator(name: str, kernel: Kernel) -> Callable[[Call], Tensor]:
+def refuses() -> str | None:
+    """Why no operator can be used at all: an exported program is to run without locant."""
+    return "an exported program would need locant's operators" if torch.compiler.is_exporting() else None
+
+
+def register(name: str, kernel: Kernel) -> Callable[[Call], Tensor]:
     """Register ``locant::name`` with its backward; returns the function that serves a call through it."""
     forward = torch.library.custom_op(
         f"locant::{name}",

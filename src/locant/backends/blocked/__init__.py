@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from locant.backends import dropout
+from locant.backends import dropout, operator
 from locant.backends.blocked import gate, parts
 from locant.backends.blocked.parts import Part, Setting
 from locant.backends.blocked.tile import Group, Scratch, Tile
 from locant.backends.call import Backend, Call
-from locant.backends.operator import Kernel, operator, tensors_of
+from locant.backends.operator import Kernel, tensors_of
 from locant.terms import (
     LogitMap,
     LowRankBias,
@@ -63,7 +63,7 @@ def refuses(call: Call) -> str | None:
     scale = call.operands.scale
     if isinstance(scale, Tensor) and scale.requires_grad:
         return "it gives no gradient to a scale"
-    return None
+    return operator.refuses()
 
 
 @dataclass(frozen=True)
@@ -270,5 +270,5 @@ def _tensors(call: Call) -> list[Tensor]:
     return [operands.q, operands.k, operands.v, *terms]
 
 
-run = operator("blocked", Blocked())
+run = operator.register("blocked", Blocked())
 BACKEND = Backend(refuses=refuses, run=run)

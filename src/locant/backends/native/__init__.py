@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from locant.backends import blocked, dropout
+from locant.backends import blocked, dropout, operator
 from locant.backends.call import Backend, Call
 from locant.backends.native import build, lower
 from locant.backends.native.build import Unavailable
-from locant.backends.operator import Kernel, operator
+from locant.backends.operator import Kernel
 from locant.positions import Positions
 from locant.terms import (
     Clip,
@@ -207,7 +207,7 @@ def _results(out: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 def refuses(call: Call) -> str | None:
     """Why a call cannot be served; the first call that could be builds the kernel."""
-    return lower.refuses(call) or _missing()
+    return operator.refuses() or lower.refuses(call) or _missing()
 
 
 @torch.compiler.assume_constant_result
@@ -217,5 +217,5 @@ def _missing() -> str | None:
     return found if isinstance(found, str) else None
 
 
-run = operator("native", Native())
+run = operator.register("native", Native())
 BACKEND = Backend(refuses=refuses, run=run)
