@@ -19,7 +19,7 @@ from locant.hf import interface, starts
 from locant.hf.attachment import Attachment, Held, Kept, NoRotation, Nothing, Spec, attachments
 from locant.hf.build import build, host_sizes, is_named, spare_rows, table_rows
 from locant.hf.families import FAMILIES, ROTARY_NAMES, TABLE_NAMES, Site, class_names, find_sites
-from locant.hf.hooks import begin, enter, kernel_of, leave, meet, wait
+from locant.hf.hooks import begin, clear, enter, kernel_of, leave, meet, wait
 from locant.hf.interface import NAME
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -142,6 +142,7 @@ def detach(model: Model) -> Model:
         for module in site_module.modules():
             _remove_hooks(module)
             module.__dict__.pop("locant_index", None)
+            module.__dict__.pop("locant_route", None)
             module.__dict__.pop(NAME, None)
             config = getattr(module, "config", None)
             if config is not None and kernel_of(config) == NAME:
@@ -225,10 +226,15 @@ def _install(site: Site, built: Stack, spec: Spec, stand_ins: list[tuple[str, st
     else:
         runner = module.get_submodule(site.runner)
         if runner is not module:
-            runner.__dict__[NAME] = attachment  # not registered a second time
+            runner.__dict__[NAME] = module  # where to look; not registered
         runner.register_forward_pre_hook(wait, with_kwargs=True)
         for layer in site.layers:
             layer.register_forward_pre_hook(begin, with_kwargs=True)
+    if not site.hands_on:
+        runner = module.get_submodule(site.runner or "")
+        runner.register_forward_hook(clear, always_call=True)
+        for layer in (*site.layers, *(layer for _, layer in attention)):
+            layer.__dict__["locant_route"] = None
     for index, (_, layer) in enumerate(attention):
         layer.locant_index = index  # pyright: ignore[reportArgumentType]
         layer.register_forward_pre_hook(meet, with_kwargs=True)
@@ -264,6 +270,7 @@ def _remove_hooks(module: nn.Module) -> None:
             del module._forward_pre_hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
     for key, hook in list(module._forward_hooks.items()):
-        if hook is leave:
+        if hook in (leave, clear):
             del module._forward_hooks[key]
             module._forward_hooks_with_kwargs.pop(key, None)
+            module._forward_hooks_always_called.pop(key, None)

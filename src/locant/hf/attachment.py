@@ -61,7 +61,7 @@ class Attachment(nn.Module):
         self.embeds = any("embed" in layer.sites for layer in distinct)
         self.spec, self.family, self.kernel, self.own = spec, site.family, kernel, site.own
         self.bare = not site.embeds
-        self.runner = site.runner
+        self.runner, self.hands_on = site.runner, site.hands_on
         self.parameter_names = _parameter_names(site.module)
         self.held: list[Held] = []
         self.kept_rows: int | None = None  # rows of a kept absolute table
@@ -98,16 +98,32 @@ class Attachment(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attachment:
-        """Moves and casts reach what was taken out, too."""
+        """Moves and casts reach what was taken out, too, and what layers share stays shared (also off ``meta``)."""
         for held in self.held:
             held.module._apply(fn)
-        return super()._apply(fn, recurse)
+        shared = list(_duplicates(self))
+        super()._apply(fn, recurse)
+        for name, first in shared:
+            above, _, last = name.rpartition(".")
+            self.get_submodule(above)._parameters[last] = self.get_parameter(first)
+        return self
 
 
 def attachments(model: nn.Module) -> list[tuple[str, nn.Module, Attachment]]:
     """Every (path, stack of layers, attachment) of a model."""
-    found = ((path, module, module._modules.get(NAME)) for path, module in model.named_modules())
-    return [(path, module, there) for path, module, there in found if isinstance(there, Attachment)]
+    found = (
+        (path, module, attachment_of(module)) for path, module in model.named_modules() if NAME not in vars(module)
+    )
+    return [(path, module, there) for path, module, there in found if there is not None]
+
+
+def attachment_of(module: nn.Module) -> Attachment | None:
+    """What is attached to a stack, or to the stack above a module that runs its layers."""
+    there: Any = vars(module).get(NAME, module)._modules.get(NAME)
+    if there is not None and not isinstance(there, Attachment):  # a wrapper of PEFT (modules_to_save): the one in use
+        in_use = [] if there.disable_adapters else there.active_adapters
+        there = there.modules_to_save[in_use[0]] if in_use else there.original_module
+    return there
 
 
 def _acts(encoding: Encoding) -> bool:
@@ -163,9 +179,11 @@ class Nothing(StandIn):
         return torch.zeros_like(self._original[0].weight.detach())  # pyright: ignore
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Zero, on the device of the first tensor."""
-        device = next((a.device for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
-        return torch.zeros((), device=device)
+        """Zero, on the device of the first tensor; as many as there are hidden states, where it is given those."""
+        given = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
+        if given is not None and given.is_floating_point() and given.dim() == 3:
+            return torch.zeros_like(given)
+        return torch.zeros((), device=None if given is None else given.device)
 
 
 class NoRotation(StandIn):

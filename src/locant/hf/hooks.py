@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from locant.hf import entrance
-from locant.hf.attachment import Attachment
+from locant.hf.attachment import Attachment, attachment_of
 from locant.hf.families import embedding
 from locant.hf.interface import NAME, Route
 from locant.positions import Positions
@@ -40,7 +40,8 @@ class Waiting:
 
 def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
     """Before a stack: positions, what layers share, the input embedding; all of it read from the module itself."""
-    attachment: Attachment = module.locant  # pyright: ignore[reportAssignmentType]
+    attachment = attachment_of(module)
+    assert attachment is not None
     arguments = {**dict(zip(attachment.parameter_names, args, strict=False)), **kwargs}
     _check_kernel(module, attachment)
     at = entrance.arrival(arguments)
@@ -63,8 +64,29 @@ def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         _mask_for_bare(arguments)
     if attachment.embeds:
         _embed(module, attachment, arguments, positions)
-    arguments[NAME] = attachment.route(positions, _wants_weights(module, arguments))
-    return (), arguments
+    route = attachment.route(positions, _wants_weights(module, arguments))
+    return (), _send(module, attachment, arguments, route)
+
+
+def _send(module: nn.Module, attachment: Attachment, kwargs: dict[str, Any], route: Route | Waiting) -> dict[str, Any]:
+    """On its way as a keyword; or laid down where it is needed, for hosts that do not hand keywords on."""
+    if attachment.hands_on:
+        return {**kwargs, NAME: route}
+    for layer in module.modules():
+        if "locant_route" in vars(layer):
+            layer.__dict__["locant_route"] = route
+    return kwargs
+
+
+def _sent(module: nn.Module, kwargs: dict[str, Any]) -> Any:
+    return kwargs.get(NAME, vars(module).get("locant_route"))
+
+
+def clear(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """After a stack: what was laid down is taken away, so that nothing is computed with positions of another call."""
+    for layer in module.modules():
+        if "locant_route" in vars(layer):
+            layer.__dict__["locant_route"] = None
 
 
 def _check_kernel(module: nn.Module, attachment: Attachment) -> None:
@@ -84,47 +106,56 @@ def _wants_weights(module: nn.Module, arguments: dict[str, Any]) -> bool:
 
 def wait(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Before the module that runs the layers of a host that is given no tokens: what was given waits for the count."""
-    attachment: Attachment = module.locant  # pyright: ignore[reportAssignmentType]
+    attachment = attachment_of(module)
+    assert attachment is not None
     _check_kernel(module, attachment)
     own = {name: kwargs.pop(name) for name in ("positions", "document_ids") if name in kwargs}
-    cache = kwargs.get("past_key_values")
+    cache = kwargs.get("cache", kwargs.get("past_key_values"))
     arguments = {**own, "attention_mask": kwargs.get("attention_mask"), "past_key_values": cache}
-    return args, {**kwargs, NAME: Waiting(attachment, arguments, _wants_weights(module, kwargs))}
+    return args, _send(module, attachment, kwargs, Waiting(attachment, arguments, _wants_weights(module, kwargs)))
 
 
 def begin(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Before a layer of such a host: the first one that is reached counts the tokens and embeds."""
-    waiting = kwargs.get(NAME)
+    waiting = _sent(module, kwargs)
     if not isinstance(waiting, Waiting):
         return None
     x = args[0] if args else kwargs.get("hidden_states")
-    if not isinstance(x, Tensor) or x.dim() != 3:
+    if not isinstance(x, Tensor) or x.dim() not in (2, 3):
         shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(
             f"attach: the layers of {waiting.attachment.family.name} were given {shape}, but a sequence [batch, "
             "tokens, width] is needed to tell who sits where; detach, and give the model no encoding here"
         )
+    batched = x if x.dim() == 3 else x[None]
     if waiting.route is None:
-        attachment, arguments = waiting.attachment, {**waiting.arguments, "hidden_states": x}
-        mask = arguments["attention_mask"]
-        if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape != x.shape[:2]:
-            arguments["attention_mask"] = None  # of pixels or samples, not of tokens
-        at = entrance.arrival(arguments)
-        positions = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
-        waiting.route = attachment.route(attachment.stack.prepare(positions), waiting.weights)
-        waiting.first = module
-    if waiting.first is module and waiting.attachment.embeds:
-        x = waiting.attachment.stack.embed(x, waiting.route.positions)
-        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
-    return None
+        waiting.route, waiting.first = _counted(waiting, batched), module
+    if waiting.first is not module or not waiting.attachment.embeds:
+        return None
+    x = waiting.attachment.stack.embed(batched, waiting.route.positions).reshape(x.shape)
+    return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
+
+
+def _counted(waiting: Waiting, x: Tensor) -> Route:
+    attachment, arguments = waiting.attachment, {**waiting.arguments, "hidden_states": x}
+    mask = arguments["attention_mask"]
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape != x.shape[:2]:
+        arguments["attention_mask"] = None  # of pixels or samples, not of tokens
+    at = entrance.arrival(arguments)
+    positions = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
+    return attachment.route(attachment.stack.prepare(positions), waiting.weights)
 
 
 def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     """After a stack: a cache that the host made itself gets the ids of its keys."""
     route: Route | None = kwargs.get(NAME)
-    if route is None or route.positions.contiguous or kwargs.get("cache", kwargs.get("past_key_values")) is not None:
+    if (
+        not isinstance(route, Route)
+        or route.positions.contiguous
+        or kwargs.get("cache", kwargs.get("past_key_values")) is not None
+    ):
         return
     values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else ()
     for cache in values:
@@ -193,10 +224,14 @@ def meet(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Before an attention module: its input joins the route."""
-    route: Route | Waiting | None = kwargs.get(NAME)
+    route: Route | Waiting | None = _sent(module, kwargs)
     if isinstance(route, Waiting):
         route = route.route
     if route is None:
         return None
     x = args[0] if args else kwargs.get("hidden_states")
-    return args, {**kwargs, NAME: replace(route, x=x)}
+    route = replace(route, x=x)
+    if NAME in kwargs:
+        return args, {**kwargs, NAME: route}
+    module.__dict__["locant_route"] = route
+    return None

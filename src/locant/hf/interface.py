@@ -84,6 +84,7 @@ def attention_forward(
     that the positions do not cover.
     """
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    locant = vars(module).get("locant_route") if locant is None else locant
     if locant is not None and hasattr(module, "locant_index") and not locant.keeps_bias:
         position_bias = None  # switched off: T5 hands zeros to its layers
     host = functools.partial(
@@ -103,7 +104,8 @@ def attention_forward(
     if index is not None and locant is None:
         raise RuntimeError(
             f"attach: {type(module).__name__} {index} got no positions; call the model (or its stack of layers), "
-            "which computes them, not the layer by itself"
+            "which computes them, not the layer by itself (gradient checkpointing, too, needs a host that hands "
+            "keywords on)"
         )
     if index is None or locant is None:
         if not weights and softcap is None and s_aux is None:
@@ -292,8 +294,8 @@ def _project_key(project: nn.Module, num_heads: int, head_dim: int, rows: Tensor
 
 
 def _slice(fused: Any, start: int, width: int, rows: Tensor) -> Tensor:
-    """A slice of a fused projection (Conv1D of GPT-2: weight [M, 3 M])."""
-    return rows @ fused.weight[:, start : start + width] + fused.bias[start : start + width]
+    """A slice of a fused projection, as the module computes it (an adapter may be part of it)."""
+    return fused(rows)[..., start : start + width]
 
 
 def mask_function(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any) -> Tensor | None:

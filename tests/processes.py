@@ -1,0 +1,25 @@
+"""Python in processes of its own: for torch.compile, which cannot trace annotation checks, and for several ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start Python on a text of code."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+
+
+def finish(*processes: subprocess.Popen[str], seconds: float = 280) -> None:
+    """Wait for all; the first that failed fails the test with its last words."""
+    for process in processes:
+        _, errors = process.communicate(timeout=seconds)
+        assert process.returncode == 0, errors[-2000:]
