@@ -155,9 +155,9 @@ LORA = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is depreca
 TARGETS = {"bert": ["query", "value"], "gpt2": ["c_attn"], "llama": ["q_proj", "v_proj"]}
 
 
-def adapted(family: str, name: str, **options: Any) -> tuple[Any, Any]:
+def adapted(family: str, name: str, version: str | None = None, **options: Any) -> tuple[Any, Any]:
     """An attached model under LoRA whose adapter is not neutral, and the model below it."""
-    model = noisy(host(family), name)
+    model = noisy(host(family), name, **({} if version is None else {"version": version, "clip": 4}))
     options = {"fan_in_fan_out": family == "gpt2", **options}
     wrapped = peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules=TARGETS[family], **options)).eval()
     for n, p in wrapped.named_parameters():
@@ -182,7 +182,7 @@ def test_lora_on_top_adapts_and_merges(family: str, name: str) -> None:
 @LORA
 def test_lora_reaches_the_projections_that_an_encoding_borrows() -> None:
     for family in ("bert", "gpt2"):
-        wrapped, _ = adapted(family, "deberta")
+        wrapped, _ = adapted(family, "deberta", version="v2")
         ids = tokens(2, 7)
         out = first(wrapped(input_ids=ids))
         assert close(first(wrapped.merge_and_unload()(ids)), out), family

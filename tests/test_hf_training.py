@@ -1,10 +1,7 @@
-"""Attached models under the tools that train and speed up: Trainer, torch.compile, several processes."""
+"""Attached models under the tools that train and speed up: Trainer and torch.compile."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,7 @@ from safetensors.torch import load_file
 import locant
 import locant.hf
 from tests.hf_models import BERT_SIZES, attached, first, host, noisy, stir, tokens
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.processes import finish, run
 
 
 class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -86,52 +82,11 @@ for name in sys.argv[1:]:
     assert all(p.grad is not None for p in attached(model).parameters()), name
 """
 
-PROCESSES = """
-import os, sys, torch, transformers as T
-import torch.distributed as dist
-from tests.hf_models import BERT_SIZES, noisy, tokens
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-for name in sys.argv[3:]:
-    torch.manual_seed(0)
-    model = noisy(T.BertForMaskedLM(T.BertConfig(**BERT_SIZES)), name)
-    parallel = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        ids = tokens(2, 7, seed=10 * step + rank)
-        optimizer.zero_grad()
-        parallel(ids, labels=ids).loss.backward()
-        optimizer.step()
-    sums = torch.tensor([sum(p.double().sum() for p in model.parameters())])
-    both = [torch.zeros_like(sums) for _ in range(2)]
-    dist.all_gather(both, sums)
-    assert torch.equal(both[0], both[1]), name
-"""
-
-
-def run(code: str, *arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT
-    )
-
 
 def test_an_attached_model_compiles_without_a_graph_break() -> None:
-    process = run(COMPILED, "t5+shaw")
-    _, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors[-2000:]
+    finish(run(COMPILED, "t5+shaw"))
 
 
 @pytest.mark.slow
 def test_every_encoding_compiles_without_a_graph_break() -> None:
-    process = run(COMPILED, *locant.names())
-    _, errors = process.communicate(timeout=290)
-    assert process.returncode == 0, errors[-2000:]
-
-
-@pytest.mark.slow
-def test_two_processes_train_every_encoding_without_looking_for_unused_parameters(tmp_path: Path) -> None:
-    processes = [run(PROCESSES, str(rank), str(tmp_path / "meet"), *locant.names()) for rank in range(2)]
-    for process in processes:
-        _, errors = process.communicate(timeout=280)
-        assert process.returncode == 0, errors[-2000:]
+    finish(run(COMPILED, *locant.names()), seconds=290)
