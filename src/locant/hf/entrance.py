@@ -6,6 +6,8 @@ Explicit ``positions`` win, then explicit ``position_ids`` (2-D, one row for eac
 
 from __future__ import annotations
 
+import functools
+import operator
 import types
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,8 +47,8 @@ def arrival(arguments: dict[str, Any]) -> Arrival:
         given = arguments.get(name)
         if given is not None:
             shape = given.shape[: given.dim() - axes + 1]
-            batch, new = int(shape.numel() // shape[-1]) if shape[-1] else 1, shape[-1]
-            return _with_cache(arguments, batch, new, given.device)
+            # a product, not int(numel): sizes stay symbols while torch.export traces
+            return _with_cache(arguments, functools.reduce(operator.mul, shape[:-1], 1), shape[-1], given.device)
     given = ", ".join(name for name, value in arguments.items() if value is not None)
     raise ValueError(
         f"attach: the model was called with {given or 'nothing'}; input_ids, inputs_embeds or hidden_states are needed "
