@@ -54,24 +54,28 @@ class Attachment(nn.Module):
 
     def __init__(self, stack: Stack, spec: Spec, site: Site, kernel: str | None) -> None:
         super().__init__()
-        distinct = list(dict.fromkeys(stack))
-        self.encodings = nn.ModuleList(distinct)
-        self.layer_of = tuple(distinct.index(layer) for layer in stack)
-        self.acts = tuple(_acts(layer) for layer in stack)
-        self.embeds = any("embed" in layer.sites for layer in distinct)
+        self.serve(stack)
         self.spec, self.family, self.kernel, self.own = spec, site.family, kernel, site.own
         self.bare = not site.embeds
         self.runner, self.hands_on = site.runner, site.hands_on
-        self.parameter_names = _parameter_names(site.module)
+        self.parameter_names = parameter_names(site.module)
         self.held: list[Held] = []
         self.kept_rows: int | None = None  # rows of a kept absolute table
         self.spare_rows = 0  # rows of it before position 0
         self.fit: Any = None  # the report of init="fit"
         self.watch: Callable[[Seen], None] | None = None  # shown every call of an attention module
         self.feeds_zeros = False  # the host reads buffers of limited length with its position ids
-        self._stack = (stack,)  # a tuple: the encodings are registered once, above
         self.register_state_dict_post_hook(_drop_duplicates)
         self.register_load_state_dict_pre_hook(_fill_duplicates)
+
+    def serve(self, stack: Stack) -> None:
+        """From here on, these encodings."""
+        distinct = list(dict.fromkeys(stack))
+        self.encodings = nn.ModuleList(distinct)
+        self.layer_of = tuple(distinct.index(layer) for layer in stack)
+        self.acts = tuple(_acts(layer) for layer in stack)
+        self.embeds = any("embed" in layer.sites for layer in distinct)
+        self._stack = (stack,)  # a tuple: the encodings are registered once, above
 
     @property
     def stack(self) -> Stack:
@@ -130,7 +134,8 @@ def _acts(encoding: Encoding) -> bool:
     return bool({"query_key", "terms"} & set(encoding.sites)) or encoding.logit_factor != 1.0
 
 
-def _parameter_names(module: nn.Module) -> tuple[str, ...]:
+def parameter_names(module: nn.Module) -> tuple[str, ...]:
+    """The names of what a module's forward takes, in order."""
     parameters = inspect.signature(module.forward).parameters.values()
     return tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

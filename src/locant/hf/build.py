@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ FIELDS = {  # size: the public config fields that tell it
     "head_dim": ("head_dim", "d_kv", "attention_head_size", "key_value_proj_dim"),
     "max_length": ("max_position_embeddings", "n_positions"),
 }
+WIDTHS = ("qk_head_dim", *FIELDS["head_dim"])  # of an attention module; the first is the whole width of latent heads
 DEFAULT_LENGTH = 512  # max_length of hosts that have no limit of their own
 
 
@@ -35,7 +37,8 @@ def host_sizes(site: Site, given: dict[str, Any] | None = None) -> dict[str, Any
     sizes: dict[str, Any] = {k: given[k] for k in SIZES if k in given}
     for name in ("num_heads", "model_dim"):
         if sizes.get(name) is None:
-            found = size(config, FIELDS[name]) or size(attention, FIELDS[name])
+            told = shape_of(attention).get(name)
+            found = told or size(config, FIELDS[name]) or size(attention, FIELDS[name])
             if found is None:
                 raise ValueError(
                     f"attach: {type(site.module).__name__} does not tell {name} (looked for {', '.join(FIELDS[name])} "
@@ -43,12 +46,18 @@ def host_sizes(site: Site, given: dict[str, Any] | None = None) -> dict[str, Any
                 )
             sizes[name] = found
     if sizes.get("head_dim") is None:
-        told = size(attention, ("qk_head_dim",)) or size(config, FIELDS["head_dim"]) or size(attention, FIELDS["head_dim"])
+        told = shape_of(attention).get("head_dim") or size(config, FIELDS["head_dim"])
         sizes["head_dim"] = told or sizes["model_dim"] // sizes["num_heads"]
     if sizes.get("max_length") is None:
         sizes["max_length"] = _host_length(site, config)
     sizes.setdefault("causal", bool(getattr(attention, "is_causal", False)))
     return sizes
+
+
+def shape_of(attention: nn.Module) -> dict[str, int]:
+    """Number of heads and head width, as far as an attention module tells them: layers may differ."""
+    told = {"num_heads": size(attention, FIELDS["num_heads"]), "head_dim": size(attention, WIDTHS)}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _host_length(site: Site, config: Any) -> int:
@@ -103,6 +112,11 @@ def build(
         return encoding
     if isinstance(encoding, Encoding) or not is_named(encoding):
         return stack(encoding, count, share_layers=share_layers, **options)
+    shapes = [shape_of(module) for _, module in site.attention]
+    if any(shape != shapes[0] for shape in shapes) and shapes[0].items() <= sizes.items():
+        return _unequal(
+            [encoding] * count if isinstance(encoding, str) else list(encoding), shapes, share_layers, sizes, options
+        )
     table = embedding(site.module) if site.embeds else None
     width = getattr(table, "embedding_dim", sizes["model_dim"])
     names = [encoding] if isinstance(encoding, str) else list(encoding)
@@ -115,6 +129,37 @@ def build(
             f"{sizes['model_dim']}; layers of different kinds cannot use {inputs[0]!r} there, give one name"
         )
     return stack(lambda: _load(encoding, sizes, width, options), count, share_layers=share_layers)
+
+
+def _unequal(
+    names: list[str],
+    shapes: list[dict[str, int]],
+    share_layers: bool | None,
+    sizes: dict[str, Any],
+    options: dict[str, Any],
+) -> Stack:
+    """Layers of different head counts or widths: one object is shared by those layers for which it is the same."""
+    shared: dict[Any, Encoding] = {}
+
+    def part(name: str, shape: dict[str, int]) -> Encoding:
+        own = {**sizes, **shape}
+        taken = option_names(name)
+        asked = inspect.signature(encoding_class(name).__init__).parameters
+        key = name, *(own[fact] for fact in SIZES if fact in asked)
+        built = load(name, **own, **{k: v for k, v in options.items() if k in taken})
+        share = built.properties.layers == "shared" if share_layers is None else share_layers
+        return shared.setdefault(key, built) if share or _embeds(name) else built
+
+    for option in options:
+        if not any(option in option_names(p) for name in names for p in _parts(name)):
+            raise ValueError(
+                f"{', '.join(dict.fromkeys(names))}: no part takes the option {option!r}={options[option]!r}"
+            )
+    layers = []
+    for name, shape in zip(names, shapes, strict=True):
+        parts = [part(p, shape) for p in _parts(name)]
+        layers.append(parts[0] if len(parts) == 1 else Sum(*parts))
+    return Stack(layers)
 
 
 def _parts(name: str) -> list[str]:

@@ -105,6 +105,7 @@ class Site:
     ``embeds``: whether the stack embeds tokens (a bare encoder does not). ``own``: the host's own positions, as (kind,
     path below the stack). ``runner``: for hosts that are given no tokens (images, sound), the path below the stack of
     the module that runs its layers, which are ``layers``; tokens are counted where the first of them begins.
+    ``hands_on``: whether keywords reach the attention function; where they do not, the route lies ready at the modules.
     """
 
     path: str
@@ -115,6 +116,7 @@ class Site:
     own: tuple[tuple[str, str], ...]
     runner: str | None = None
     layers: tuple[nn.Module, ...] = ()
+    hands_on: bool = True
 
 
 def class_names(module: nn.Module) -> tuple[str, ...]:
@@ -128,6 +130,20 @@ def calls_interface(module: nn.Module) -> bool:
         return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(type(module).forward)
     except (OSError, TypeError):
         return False
+
+
+def hands_on(module: nn.Module) -> bool:
+    """Whether the module's forward hands keywords that it does not know to what it calls."""
+    try:
+        source = inspect.getsource(type(module).forward)
+    except (OSError, TypeError):
+        return True
+    (name,) = [p.name for p in _parameters(module) if p.kind is inspect.Parameter.VAR_KEYWORD] or [None]
+    return name is not None and source.count(f"**{name}") > 1
+
+
+def _parameters(module: nn.Module) -> list[inspect.Parameter]:
+    return list(inspect.signature(module.forward).parameters.values())
 
 
 def is_cross(path: str, module: nn.Module) -> bool:
@@ -231,7 +247,10 @@ def _generic_site(
         bias=BIAS_NAME if biases else None,
     )
     own += tuple(("bias", f"{p}.{BIAS_NAME}") for p in biases)
-    return Site(path, module, family, attention, runner is None, own, runner, layers)
+    between = dict.fromkeys(p for a, _ in attention for p in (a, *_above(a)) if below(p, runner or ""))
+    links = (module.get_submodule(p) for p in between)
+    handed = all(hands_on(link) for link in links if not isinstance(link, (nn.ModuleList, nn.ModuleDict)))
+    return Site(path, module, family, attention, runner is None, own, runner, layers, handed)
 
 
 def _found_own(stack: nn.Module) -> tuple[tuple[str, str], ...]:
@@ -302,13 +321,14 @@ def _runner(path: str, modules: dict[str, nn.Module]) -> str | None:
 
 
 def _home(runner: str, others: list[str], modules: dict[str, nn.Module]) -> str:
-    """The model around a runner of layers, if it runs no others: there the host's own positions are looked for."""
+    """The model around a runner of layers that brings positions, if it runs no others; else the nearest model."""
+    around: list[str] = []
     for path in (runner, *_above(runner)):
         if any(below(other, path) for other in others):
-            return runner
+            break
         if hasattr(modules[path], "get_input_embeddings"):
-            return path
-    return runner
+            around.append(path)
+    return next((path for path in around if _found_own(modules[path])), around[0] if around else runner)
 
 
 def embedding(stack: nn.Module) -> nn.Module | None:
@@ -335,7 +355,10 @@ def _nothing_found(model: nn.Module) -> str:
 def size(config: Any, names: tuple[str, ...]) -> int | None:
     """The first of the named fields that a config has."""
     for name in names:
-        value = getattr(config, name, None)
+        try:
+            value = getattr(config, name, None)
+        except Exception:  # a config may refuse to tell what differs between its layers
+            continue
         if isinstance(value, int) and not isinstance(value, bool):
             return value
     return None

@@ -150,7 +150,8 @@ def _counted(waiting: Waiting, x: Tensor) -> Route:
 
 def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     """After a stack: a cache that the host made itself gets the ids of its keys."""
-    route: Route | None = kwargs.get(NAME)
+    laid = (vars(layer)["locant_route"] for layer in module.modules() if "locant_route" in vars(layer))
+    route = kwargs[NAME] if NAME in kwargs else next(laid, None)
     if (
         not isinstance(route, Route)
         or route.positions.contiguous
@@ -165,16 +166,23 @@ def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outp
 
 
 def _check_kept(attachment: Attachment, at: entrance.Arrival, given_ids: Tensor | None) -> None:
-    if attachment.kept_rows is None or not isinstance(at.past, int):
+    if attachment.kept_rows is None:
         return
-    limit, length = attachment.kept_rows - attachment.spare_rows, at.past + at.new
+    who = f"attach: the kept table of {attachment.family.name}"
+    check_rows(who, attachment.kept_rows, attachment.spare_rows, at, given_ids, "attach without keep_absolute")
+
+
+def check_rows(who: str, rows: int, spare: int, at: entrance.Arrival, given_ids: Tensor | None, remedy: str) -> None:
+    """Refuse input that reaches past a host's own table of positions; ``spare`` rows of it lie before position 0."""
+    if not isinstance(at.past, int):
+        return
+    limit, length = rows - spare, at.past + at.new
     if given_ids is not None and given_ids.numel() and entrance.readable(given_ids):
         # the table reads explicit ids as they are, and the host would fail on the index
-        limit, length = attachment.kept_rows, int(given_ids.max()) + 1
+        limit, length = rows, int(given_ids.max()) + 1
     if length > limit:
         raise ValueError(
-            f"attach: the kept table of {attachment.family.name} has {limit} positions but the input reaches {length}; "
-            f"truncate to {limit} tokens, or attach without keep_absolute"
+            f"{who} has {limit} positions but the input reaches {length}; truncate to {limit} tokens, or {remedy}"
         )
 
 
