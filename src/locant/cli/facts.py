@@ -127,10 +127,11 @@ def _model_description(folder: Path) -> Any:
     from transformers import AutoConfig, AutoModel
 
     from locant import hf
+    from locant.hf.pretrained import attach_as_recorded
 
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
     with torch.device("meta"):  # the structure is enough
-        return hf.describe(AutoModel.from_config(config))
+        return hf.describe(attach_as_recorded(AutoModel.from_config(config)))
 
 
 def model_text(folder: Path) -> str:

@@ -134,9 +134,7 @@ def _waiting(
         _check_strays(source, names)
         return None
     who = f"from_pretrained: the record ({NAME}) in config.json of {source}"
-    if isinstance(record, dict) and "refused" in record:
-        raise ValueError(f"{who} says that the encoding cannot be attached again: {record['refused']}")
-    found, all_sites = _match(who, model, recorded_stacks(record, who))
+    found, all_sites = _match(who, model, _stacks(who, record))
     added = (
         {n: t for n, t in state_dict.items() if ADDED.match(n)}
         if state_dict is not None
@@ -148,6 +146,24 @@ def _waiting(
         assert match is not None
         groups.setdefault(match["stack"] or "", {})[match["name"]] = tensor
     return Waiting(f"from_pretrained: {source}", found, all_sites, groups)
+
+
+def attach_as_recorded(model: Any) -> Any:
+    """Attach what the config of a model records, with values as drawn: for a look at its structure; returns the model.
+
+    Raises: ValueError for a record that cannot be read, or that does not fit the model.
+    """
+    record = vars(model.config).pop(NAME, None)
+    if record is not None:
+        who = f"attach_as_recorded: the record ({NAME}) in the config of {type(model).__name__}"
+        attach_recorded(model, *_match(who, model, _stacks(who, record)))
+    return model
+
+
+def _stacks(who: str, record: Any) -> list[dict[str, Any]]:
+    if isinstance(record, dict) and "refused" in record:
+        raise ValueError(f"{who} says that the encoding cannot be attached again: {record['refused']}")
+    return recorded_stacks(record, who)
 
 
 def _check_strays(source: str, names: Iterable[str]) -> None:
