@@ -306,6 +306,8 @@ class RelativeGate(Term):
         rows = _batched(self.rule.rows(operands.positions)).expand(content.shape[0], 1, *content.shape[2:])
         q = operands.scaled(operands.q, True)
         pairs = content.shape[0] * content.shape[1] * content.shape[3] * q.shape[-1]
+        if torch.compiler.is_exporting():  # one block: their number would become a constant of the program
+            return _gated(q, operands.k, self.table, rows)
         block = max(1, GATE_BLOCK_ELEMENTS // max(pairs, 1))
         parts = []
         for start in range(0, content.shape[2], block):
