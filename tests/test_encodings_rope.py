@@ -94,3 +94,13 @@ def test_wrong_options_are_refused(options, message):
         .eq(1)
         .all()
     )
+
+
+def test_a_factor_reads_longer_input_at_the_trained_scale():
+    plain, divided = locant.load("rope", head_dim=8), locant.load("rope", head_dim=8, factor=2.5)
+    x = torch.randn(1, 2, 7, 8, dtype=torch.float64)
+    want = plain.rotate(x, torch.arange(7, dtype=torch.float64) / 2.5)
+    torch.testing.assert_close(divided.rotate(x, torch.arange(7)), want)
+    assert not torch.allclose(divided.rotate(x, torch.arange(7)), plain.rotate(x, torch.arange(7)), atol=1e-2)
+    with pytest.raises(ValueError, match=r"rope: factor=0\.0 leaves no order"):
+        locant.load("rope", head_dim=8, factor=0.0)

@@ -3,6 +3,8 @@
     e_ij = (R_i q_i) . (R_j k_j) / sqrt(D),     R_p turns channel pair c by the angle p w_c,  w_c = base^(-2c/d)
 
 Note: pairs are (c, c + d/2) with ``layout="halves"`` (Llama), (2c, 2c+1) with ``layout="interleaved"`` (RoFormer).
+``factor`` divides the positions: longer input is read at the scale of the trained one (Chen et al. 2023,
+arXiv:2306.15595, eq. 4).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class Rope(Encoding):
     Shapes: no parameters; the first ``rotary_dim`` (default all) of the D channels turn.     Acts on: q and k.
     Neutral at: nowhere (rotary_dim=0 is 'none').     Past any length: defined.     Cost: O(B H (I+J) D).
     Angles are computed in float64 whatever the model's dtype (half precision merges positions).
-    Raises: ValueError if rotary_dim is odd, negative or above head_dim, base <= 0, for an unknown layout.
+    Raises: ValueError if rotary_dim is odd, negative or above head_dim, base <= 0, factor <= 0, for an unknown layout.
     """
 
     name = "rope"
@@ -36,6 +38,7 @@ class Rope(Encoding):
         base: float = 10000.0,
         layout: Literal["halves", "interleaved"] = "halves",
         rotary_dim: int | None = None,
+        factor: float = 1.0,
     ) -> None:
         super().__init__()
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
@@ -48,12 +51,14 @@ class Rope(Encoding):
             raise ValueError(f"rope: base={base} gives no wavelengths; give base > 0, such as 10000")
         if layout not in ("halves", "interleaved"):
             raise ValueError(f"rope: unknown layout={layout!r}; choose 'halves' or 'interleaved'")
-        self.base, self.layout, self.rotary_dim = base, layout, rotary_dim
+        if not factor > 0:
+            raise ValueError(f"rope: factor={factor} leaves no order of positions; give factor > 0, such as 2.0")
+        self.base, self.layout, self.rotary_dim, self.factor = base, layout, rotary_dim, factor
 
     def rotate(self, x: Float[Tensor, "B H N D"], ids: Shaped[Tensor, "... N"]) -> Float[Tensor, "B H N D"]:
         """R_p x for the position ids of x."""
         channel = torch.arange(0, self.rotary_dim, 2, dtype=torch.float64, device=ids.device)
-        angle = ids[..., None].double() * self.base ** (-channel / self.rotary_dim)
+        angle = ids[..., None].double() / self.factor * self.base ** (-channel / self.rotary_dim)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)  # [.. N d/2]
         if ids.dim() == 2:
             cos, sin = cos[:, None], sin[:, None]
