@@ -100,13 +100,17 @@ def attach(
             else (starts.given_inputs(fit_inputs))
         )
         host = _host_logits(model, inputs)
-    _give_own_configs(model, sites)
+    give_own_configs(model, sites)
     for site, built, spec, stand_ins in prepared:
         _install(site, built, spec, stand_ins)
         if init == "neutral":
             starts.neutralize(dict.fromkeys(built))
     if init == "fit":
-        starts.fit(model, host, inputs)
+        try:
+            starts.fit(model, host, inputs)
+        except BaseException:
+            detach(model)
+            raise
     return model
 
 
@@ -195,7 +199,7 @@ def _set_kernel(config: Any, kernel: str | None) -> None:
     setattr(config, internal if internal in vars(config) else "_attn_implementation", kernel)
 
 
-def _give_own_configs(model: nn.Module, sites: list[Site]) -> None:
+def give_own_configs(model: nn.Module, sites: list[Site]) -> None:
     """Configs of the attached stacks are copied, everywhere in the model: another model may share the object."""
     used = {id(m.config): m.config for site in sites for m in site.module.modules() if hasattr(m, "config")}
     copies = {key: copy.copy(config) for key, config in used.items()}
