@@ -1,4 +1,4 @@
-# make setup | format | check | test | test-slow | test-gpu | bench | docs | demo | changelog | clean
+# make setup | format | check | test | test-slow | test-gpu | bench | bench-peers | docs | demo | changelog | clean
 
 PYTHON ?= $(shell python3.11 -c "" 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -13,7 +13,7 @@ PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --con
 OFFLINE = HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 PYTEST = OMP_NUM_THREADS=1 $(OFFLINE) $(BIN)/python -m pytest
 
-.PHONY: setup format check test test-slow test-gpu bench docs demo changelog clean
+.PHONY: setup format check test test-slow test-gpu bench bench-peers docs demo changelog clean
 
 setup: .venv/.stamp
 
@@ -49,11 +49,23 @@ test-slow: setup
 test-gpu: setup
 	$(PYTEST) -m gpu $(TESTFLAGS)
 
-# Timings count only after the tests passed.
+# Timings count only after the tests passed. Nothing else should run meanwhile.
+BENCH := benchmarks/results
 bench: test
-	@set -e; for script in benchmarks/[!_]*.py; do \
-	    if [ -e "$$script" ]; then echo "== $$script"; $(BIN)/python "$$script"; else echo "bench: no script in benchmarks/"; fi; \
-	done
+	$(BIN)/locant bench attention --json $(BENCH)/attention.json --plot $(BENCH)/attention.svg
+	$(BIN)/locant bench attention --threads 2 --no-memory --json $(BENCH)/attention-2-threads.json
+	$(BIN)/locant bench model --encodings "m4 clip 64" --json $(BENCH)/model.json
+
+# The peers have versions of their own, so they get an environment of their own.
+bench-peers: .venv-peers/.stamp
+	OMP_NUM_THREADS=1 .venv-peers/bin/python benchmarks/peers.py --json $(BENCH)/peers.json
+
+.venv-peers/.stamp: pyproject.toml
+	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	@.venv-peers/bin/python -m pip install -qq --disable-pip-version-check \
+	    $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0 transformers==4.56.2 x-transformers==2.31.10
+	@.venv-peers/bin/python -m pip install -qq --disable-pip-version-check --editable .
+	@touch $@
 
 docs: setup
 	$(BIN)/python docs/generate.py
@@ -65,5 +77,5 @@ changelog: setup
 	$(BIN)/python changes/gather.py
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache build dist
+	rm -rf .venv .venv-peers .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from locant.attention import attention
 from locant.backends import BACKENDS, Call, native
 from locant.backends.native import build
+from locant.cli import app
 from locant.positions import Positions
 from locant.terms import (
     Clip,
@@ -366,3 +369,36 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 20_000  # kilobytes
+
+
+# The command
+
+
+def locant_native(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["native", *arguments])
+    return done.exit_code, done.output
+
+
+def test_the_command_builds_shows_and_clears(fresh: Path) -> None:
+    try:
+        build.compiler()
+    except build.Unavailable:
+        pytest.skip("no C++ compiler here")
+    assert "not built" in locant_native()[1]
+    code, output = locant_native("--build", "--json")
+    facts = json.loads(output)
+    assert code == 0 and facts["state"] == "ready"
+    assert Path(facts["library"]).parent == fresh / "native" and facts["bytes"] == Path(facts["library"]).stat().st_size
+    build.checked(Path(facts["library"])).unlink()
+    assert "not checked" in locant_native("--info")[1]
+    assert "removed 1 files" in locant_native("--clear")[1]
+    assert "not built" in locant_native()[1] and not list((fresh / "native").glob("attention-*"))
+
+
+def test_the_command_fails_where_it_cannot_build(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.delenv("CXX", raising=False)
+    code, output = locant_native("--build")
+    assert code == 1 and "no-such-compiler" in output
+    code, output = locant_native("--build", "--clear")
+    assert code == 2 and "--build and --clear were both given" in output

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from locant.backends import BACKENDS, Call, preference
+from locant.backends import BACKENDS, Call, speeds
 from locant.positions import Positions
 from locant.terms import Operands, Term
 
@@ -79,7 +79,7 @@ def _choose(call: Call, backend: str) -> str:
     if not (call.operands.q.shape[2] and call.operands.k.shape[2]):
         return "reference"  # no pair: zeros, which no kernel need be asked for
     if backend == "auto":
-        return next(name for name in preference(call) if BACKENDS[name].refuses(call) is None)
+        return next(name for name in speeds.order(call) if BACKENDS[name].refuses(call) is None)
     why = BACKENDS[backend].refuses(call)
     if why is not None:
         raise ValueError(f"backend {backend!r} cannot: {why}; use backend='auto' or 'reference'")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from locant.backends import blocked, native, reference, sdpa
+from locant.backends import blocked, native, reference, sdpa, speeds
 from locant.backends.call import Backend, Call
-from locant.terms import RelativeGate, RelativeKey, RelativeQuery, RelativeScale
 
 BACKENDS: dict[str, Backend] = {
     "reference": reference.BACKEND,
@@ -12,17 +11,5 @@ BACKENDS: dict[str, Backend] = {
     "blocked": blocked.BACKEND,
     "native": native.BACKEND,
 }
-LONG = 256  # keys from which tiles pay for content-dependent terms (measured on a CPU, see benchmarks/)
-LONG_GATES = 64  # the same for vector gates, whose literal form costs B H I J D
 
-
-def preference(call: Call) -> tuple[str, ...]:
-    """What `auto` tries, fastest first for the call's terms and length; the last one can serve everything."""
-    kinds = {type(term) for term in call.terms}
-    if not kinds & {RelativeScale, RelativeGate, RelativeQuery, RelativeKey}:
-        return ("sdpa", "blocked", "reference")
-    long = LONG_GATES if RelativeGate in kinds else LONG
-    return ("blocked", "reference") if call.operands.k.shape[2] >= long else ("reference",)
-
-
-__all__ = ["BACKENDS", "Backend", "Call", "preference"]
+__all__ = ["BACKENDS", "Backend", "Call", "speeds"]

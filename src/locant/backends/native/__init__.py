@@ -175,6 +175,32 @@ def library() -> ctypes.CDLL:
     return found
 
 
+def facts(*, compile_now: bool = False) -> dict[str, str | int]:
+    """What is known of the kernel of this machine; with ``compile_now`` it is compiled and checked first.
+
+    ``state``: ready, not built, not checked, or why it cannot be had.
+    """
+    found: dict[str, str | int] = {"state": "not built", "source": str(build.SOURCE)}
+    try:
+        command = build.compiler()
+        path = build.library_path(command)
+        found |= {"compiler": command, "library": str(path), "cpu": build.cpu().partition("\n")[0][:80]}
+    except Unavailable as reason:
+        return {**found, "state": str(reason)}
+    if compile_now:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # what it would say is the state
+            state = _missing() or "ready"
+    elif not path.exists():
+        return found
+    else:
+        state = "ready" if build.checked(path).exists() else "not checked"
+    found["state"] = state
+    if path.exists():
+        found |= {"bytes": path.stat().st_size, "lanes": int(build.load(path).locant_lanes())}
+    return found
+
+
 def self_check() -> float:
     """The largest difference to `blocked` in outputs and gradients, relative to their size, over a few small calls."""
     worst = 0.0

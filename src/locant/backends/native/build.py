@@ -102,6 +102,14 @@ def _compile(command: str, target: Path) -> None:
     raise Unavailable(f"{command} could not compile it ({message})")
 
 
+def clear() -> list[str]:
+    """Delete every library that was compiled, of any version; returns the paths."""
+    removed = sorted(str(path) for path in cache_folder().glob("attention-*"))
+    for path in removed:
+        Path(path).unlink()
+    return removed
+
+
 def load(path: Path) -> ctypes.CDLL:
     """The library, with its functions declared.
 
