@@ -579,8 +579,56 @@ OTHERS = [
     ),
 ]
 
+# --- hand-made ---
+
+
+def bell(k, w, right=None):
+    """exp(-w k^2) over its sum over all offsets; the right side may have a weight of its own."""
+    side = {1: w if right is None else right, -1: w}
+    total = 1 + sum(exp(-side[s] * m * m) for s in (1, -1) for m in range(1, 200))
+    return exp(-side[1 if k > 0 else -1] * k * k) / total
+
+
+def hand_made(E):
+    return lambda p, q, k, i, j, h: q @ k * S + E(p, j - i, h)
+
+
+TABLE = dict(form="table", max_length=7)
+ATTENUATED = [
+    Case("attenuated", make("attenuated"), hand_made(lambda p, k, h: bell(k, 0.5)), parameters=0),
+    Case(
+        "attenuated/asymmetric",
+        make("attenuated", w=0.3, w_right=0.05),
+        hand_made(lambda p, k, h: bell(k, 0.3, 0.05)),
+        parameters=0,
+    ),
+    Case(
+        "attenuated/window",
+        make("attenuated", form="window", window=5),
+        hand_made(lambda p, k, h: (abs(k) <= 2) / 5),
+        parameters=0,
+    ),
+    Case(
+        "attenuated/table",
+        make("attenuated", **TABLE),
+        hand_made(lambda p, k, h: p["table"][h, min(abs(k), 6)]),
+        parameters=H * 7,
+        shared=False,
+        reach=6,
+    ),
+    Case(
+        "attenuated/shared_heads",
+        make("attenuated", **TABLE, share_heads=True),
+        hand_made(lambda p, k, h: p["table"][0, min(abs(k), 6)]),
+        parameters=7,
+        shared=False,
+        reach=6,
+    ),
+]
+
 SHARED = {
     "none",
+    "attenuated",
     "absolute",
     "sinusoidal",
     "t5",
@@ -592,7 +640,7 @@ SHARED = {
     "tupe_r",
 }  # by all layers
 CASES: list[Case] = [
-    replace(case, shared=set(case.id.split("/")[0].split("+")) <= SHARED)
-    for case in (*ABSOLUTE, *SHAW, *XL, *BIAS, *TUPE, *OTHERS)
+    case if case.shared is not None else replace(case, shared=set(case.id.split("/")[0].split("+")) <= SHARED)
+    for case in (*ABSOLUTE, *SHAW, *XL, *BIAS, *TUPE, *OTHERS, *ATTENUATED)
 ]
 BY_ID = {case.id: case for case in CASES}

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from locant.analysis import locality as measures
 from locant.positions import Positions
 from locant.terms import Clip, LogBucket, SignedLogBucket
 
@@ -27,3 +28,9 @@ def turn_the_sign_of_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     for rule in (Clip, LogBucket, SignedLogBucket):
         original = rule.row
         monkeypatch.setattr(rule, "row", lambda self, offset, original=original: original(self, -offset))
+
+
+def count_keys_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measures of matrices that read the keys from last to first."""
+    original = measures.as_double
+    monkeypatch.setattr(measures, "as_double", lambda matrix: original(matrix).flip(-1))

@@ -14,14 +14,11 @@ OUT_OF_REACH: dict[tuple[str, str], tuple[str, ...]] = {}
 LATER = ("attentions.[1-9]*", "last_hidden_state*")  # what layers after the first return
 
 _FIELD = "comes with the issue on the rest of the field"
-_ANALYSIS = "come with the analysis issue"
 SKIPPED = {
     ("chuanyang-Zheng/DAPE:DAPE.py", "ParallelKerpleLog"): f"golden: KERPLE {_FIELD}",
     ("chuanyang-Zheng/DAPE:DAPE.py", "ParallelKerplePower"): f"golden: KERPLE {_FIELD}",
     ("chuanyang-Zheng/DAPE:DAPE.py", "FIRE"): f"golden: FIRE {_FIELD}",
     ("x-transformers", "CoPE"): f"golden: CoPE {_FIELD}",
-    ("B", "locality_symmetry"): f"golden: locality and symmetry {_ANALYSIS}",
-    ("B", "attenuated"): f"golden: attenuated encodings {_ANALYSIS}",
 }
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.golden import hosts, modules, rotary_alibi_t5, untied  # noqa: F401  (they register their checks)
+from tests.golden import hosts, locality, modules, rotary_alibi_t5, untied  # noqa: F401  (they register their checks)
 from tests.golden.attached import ATTACHED
 from tests.golden.cases import Case, Comparison, find_cases
-from tests.golden.faults import number_queries_backwards, turn_the_sign_of_offsets
+from tests.golden.faults import count_keys_backwards, number_queries_backwards, turn_the_sign_of_offsets
 from tests.golden.registry import CHECKS, OUT_OF_REACH, Check, find_check, skip_reason
 
 DATA = Path(__file__).with_name("data")
@@ -114,6 +114,7 @@ def test_set_c_is_skipped_by_group(tmp_path):
 
 # The checks can fail: each one is shown a locant with a fault
 
+MATRICES = {("B", "locality_symmetry")}
 TABLES = {
     ("transformers", "T5Attention._relative_position_bucket"),
     ("transformers", "make_log_bucket_position"),
@@ -125,7 +126,8 @@ FIRST = {case.key: case for case in reversed(find_cases(DATA).cases) if case.key
 @pytest.mark.parametrize("key", CHECKS, ids=" | ".join)
 def test_a_fault_fails_every_check(key, monkeypatch):
     verified(FIRST[key])
-    (turn_the_sign_of_offsets if key in TABLES else number_queries_backwards)(monkeypatch)
+    plant = turn_the_sign_of_offsets if key in TABLES else number_queries_backwards
+    (count_keys_backwards if key in MATRICES else plant)(monkeypatch)
     with pytest.raises(AssertionError, match=r"Tensor-likes are not"):
         verified(FIRST[key])
 

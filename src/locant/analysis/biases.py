@@ -108,7 +108,10 @@ def companions(host: Host, layer: int, radius: int) -> tuple[Companion, ...]:
 
 def _companion(term: Term, operands: Operands, layer: int, offsets: Tensor) -> Companion | None:
     if isinstance(term, PairBias):
-        name, kind, values = "pair bias", "bias", as_double(term.tensor(operands.positions))[0, :, 0]
+        here, moved = (as_double(term.tensor(p))[0, :, 0] for p in (operands.positions, operands.positions.shift(1)))
+        if not torch.equal(here, moved):
+            return None  # it knows more than the offset
+        name, kind, values = "pair bias", "bias", here
     elif type(term) in KINDS:
         name, kind = KINDS[type(term)]
         rows = term.rule.rows(operands.positions).flatten()[-len(offsets) :]  # pyright: ignore[reportAttributeAccessIssue]

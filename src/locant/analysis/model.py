@@ -60,10 +60,10 @@ class Host:
         )
 
     @property
-    def table(self) -> nn.Module | None:
+    def table(self) -> nn.Embedding | None:
         """The host's own table of positions, where it has one (an attached model may have lost it)."""
         found = submodule(self.stack, self.layout.table)
-        return found if isinstance(getattr(found, "weight", None), Tensor) else None
+        return found if isinstance(found, nn.Embedding) else None
 
     @property
     def spare_rows(self) -> int:
@@ -79,7 +79,7 @@ class Host:
         """The number of positions that a table serves; None where no table limits it."""
         lengths = []
         if self.table is not None:
-            lengths.append(self.table.weight.shape[0] - self.spare_rows)  # pyright: ignore[reportIndexIssue, reportOptionalMemberAccess]
+            lengths.append(self.table.weight.shape[0] - self.spare_rows)
         if self.attachment is not None and self.attachment.stack.max_length is not None:
             lengths.append(self.attachment.stack.max_length)
         return min(lengths, default=None)
@@ -219,7 +219,7 @@ def _table_rows(host: Host, n: int) -> Float[Tensor, "n E"] | None:
     """Rows of the host's table, and what attached encodings add to the input."""
     rows = None
     if host.table is not None:
-        rows = as_double(host.table.weight)[host.spare_rows : host.spare_rows + n]  # pyright: ignore[reportArgumentType]
+        rows = as_double(host.table.weight)[host.spare_rows : host.spare_rows + n]
     if host.attachment is not None and host.attachment.embeds:
         words = submodule(host.stack, host.layout.words)
         width = words.weight.shape[1] if isinstance(words, nn.Embedding) else host.model_dim
