@@ -14,9 +14,13 @@ from locant.hf.checkpoint import load, save
 from locant.hf.describe import describe
 from locant.hf.directory import Directory, inspect_directory
 from locant.hf.doctor import diagnose
+from locant.hf.extend import capacity, extend
+from locant.hf.fold import fold
 from locant.hf.freeze import freeze_host
+from locant.hf.guard import guard
 from locant.hf.legacy import convert_legacy, from_legacy
 from locant.hf.pretrained import install
+from locant.hf.public import from_public, load_public
 from locant.hf.starts import FitReport, fit_report
 
 __all__ = [
@@ -24,15 +28,21 @@ __all__ = [
     "FitReport",
     "attach",
     "attachments",
+    "capacity",
     "convert_legacy",
     "describe",
     "detach",
     "diagnose",
+    "extend",
     "fit_report",
+    "fold",
     "freeze_host",
     "from_legacy",
+    "from_public",
+    "guard",
     "inspect_directory",
     "load",
+    "load_public",
     "model_card",
     "save",
 ]

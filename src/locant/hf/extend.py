@@ -195,7 +195,7 @@ def _attached_plans(site: Site, there: Attachment, length: int, rule: str, theta
     clip = options.get("clip")
     if clip is not None:
         options["clip"] = max(clip, math.ceil((clip + 1) * length / trained) - 1)
-    rotary = [part for part in there.stack.parts() if "factor" in option_names(part.name)]
+    rotary: list[Any] = [part for part in there.stack.parts() if "factor" in option_names(part.name)]
     for part in rotary[:1]:
         scale = Scale.of(f"the rotary positions of {part.name}", length / trained, rule, theta)
         if scale.factor != 1:
