@@ -64,6 +64,7 @@ class Attachment(nn.Module):
         self.spare_rows = 0  # rows of it before position 0
         self.fit: Any = None  # the report of init="fit"
         self.watch: Callable[[Seen], None] | None = None  # shown every call of an attention module
+        self.longest_trained = 0  # tokens of the longest input in training mode, for the model card
         self.feeds_zeros = False  # the host reads buffers of limited length with its position ids
         self.register_state_dict_post_hook(_drop_duplicates)
         self.register_load_state_dict_pre_hook(_fill_duplicates)
@@ -86,8 +87,10 @@ class Attachment(nn.Module):
         """The encoding of each attention module, in order."""
         return tuple(self.encodings[i] for i in self.layer_of)  # pyright: ignore[reportReturnType]
 
-    def route(self, positions: Positions, weights: bool) -> Route:
+    def route(self, positions: Positions, weights: bool, tokens: int | None = None) -> Route:
         """What travels to the attention modules."""
+        if self.training and not torch.compiler.is_compiling():
+            self.longest_trained = max(self.longest_trained, positions.num_keys)
         return Route(
             positions=positions,
             encodings=self.layers(),
@@ -97,6 +100,7 @@ class Attachment(nn.Module):
             host_kernel=self.kernel,
             keeps_bias=self.spec.keep_absolute or not self.family.bias,
             weights=weights,
+            tokens=tokens,
             keeps_scale=self.spec.keep_scale,
             watch=self.watch,
         )

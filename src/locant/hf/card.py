@@ -76,8 +76,7 @@ def _lengths(model: nn.Module) -> list[str]:
 
 
 def _trained(attachment: Attachment) -> str:
-    seen = getattr(attachment, "longest_trained", 0)
-    return f"{seen}" if seen else "not recorded"
+    return f"{attachment.longest_trained}" if attachment.longest_trained else "not recorded"
 
 
 def _held(encoding: Encoding, built_for: int | None) -> str:

@@ -22,7 +22,12 @@ from locant.hf.build import host_sizes
 from locant.hf.families import Site, find_sites
 
 RECORD, TENSORS, FORMAT = "locant.json", "locant.safetensors", 1
-CHOICES = ("share_layers", "keep_absolute", "backend", "keep_scale")  # arguments of attach, beside the encoding and its options
+CHOICES = (
+    "share_layers",
+    "keep_absolute",
+    "backend",
+    "keep_scale",
+)  # arguments of attach, beside the encoding and its options
 KEYS = ("class", "encoding", "options", *CHOICES, "num_layers", "sizes")
 FITTING = ("num_heads", "head_dim", "model_dim")  # sizes that a base model must share
 
@@ -110,6 +115,7 @@ def _record(path: str, module: nn.Module, attachment: Attachment) -> dict[str, A
         **{choice: getattr(spec, choice) for choice in CHOICES},
         "num_layers": len(attachment.layer_of),
         "sizes": spec.sizes,
+        "trained_length": attachment.longest_trained,
     }
 
 
@@ -163,6 +169,8 @@ def attach_recorded(model: nn.Module, found: list[tuple[Site, dict[str, Any]]], 
             if attachments(model):
                 detach(model)
             raise
+    for site, stack in found:
+        site.module.locant.longest_trained = stack.get("trained_length", 0)  # pyright: ignore
 
 
 def _read(source: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import pickle
 from collections.abc import Callable, Iterable
@@ -82,8 +83,22 @@ def _from_safetensors(file: Path, wanted: Callable[[str], bool], device: str) ->
 
 
 def _from_torch(file: Path, wanted: Callable[[str], bool], device: str) -> dict[str, Tensor]:
+    state = load_torch(file, device)
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(
+            f"weights: {file} holds a {type(state).__name__} of other things than tensors by name; give a state dict"
+        )
+    return {name: tensor for name, tensor in state.items() if wanted(name)}
+
+
+def load_torch(file: Path, device: str = "cpu") -> Any:
+    """What a torch file holds, read as data only (an argparse.Namespace, which fairseq stores, is data).
+
+    Raises: ValueError for a file that is cut off, or wants to run code.
+    """
     try:
-        state = torch.load(file, map_location=device, weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(file, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"weights: {file} is refused, since it is more than tensors and wants to run code when it is read "
@@ -93,11 +108,6 @@ def _from_torch(file: Path, wanted: Callable[[str], bool], device: str) -> dict[
         raise ValueError(
             f"weights: {file} is cut off or no torch file ({_first_line(error)}); copy it again"
         ) from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(
-            f"weights: {file} holds a {type(state).__name__} of other things than tensors by name; give a state dict"
-        )
-    return {name: tensor for name, tensor in state.items() if wanted(name)}
 
 
 def _first_line(error: Exception) -> str:
