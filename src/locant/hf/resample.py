@@ -108,7 +108,7 @@ def layout_of(encoding: Encoding, rows: int) -> Layout:
         return Layout(0, 2 * rule.clip + 1, rows - 2 * rule.clip - 1, _signed)
     if isinstance(rule, Distance) and rows >= rule.clip + 1:
         return Layout(0, rule.clip + 1, rows - rule.clip - 1, stretch)
-    if rule is None and encoding.max_length is not None and rows >= encoding.max_length:
+    if encoding.max_length is not None and rows >= encoding.max_length:
         return Layout(rows - encoding.max_length, encoding.max_length, 0, stretch)
     raise ValueError(
         f"extend: how {encoding.name} lays out its {rows} rows is not known; attach it anew with a larger max_length, "
