@@ -7,6 +7,7 @@ the call and hands them to the attention modules as a keyword. What the host bri
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from locant.hf import interface, starts
 from locant.hf.attachment import Attachment, Held, Kept, NoRotation, Nothing, Spec, attachments
 from locant.hf.build import build, host_sizes, is_named, spare_rows, table_rows
 from locant.hf.families import FAMILIES, ROTARY_NAMES, TABLE_NAMES, Site, class_names, find_sites
-from locant.hf.hooks import begin, clear, enter, kernel_of, leave, meet, wait
+from locant.hf.hooks import begin, clear, direct, enter, kernel_of, leave, meet, wait
 from locant.hf.interface import NAME
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -152,6 +153,8 @@ def detach(model: Model) -> Model:
             if config is not None and kernel_of(config) == NAME:
                 kernels[id(config)] = (config, attachment.kernel)
         del site_module.locant
+        if getattr(vars(site_module).get("forward"), "__func__", None) is direct(type(site_module)):
+            del site_module.forward
     for config, kernel in kernels.values():
         _set_kernel(config, kernel)
     return model
@@ -227,6 +230,8 @@ def _install(site: Site, built: Stack, spec: Spec, stand_ins: list[tuple[str, st
     if site.runner is None:
         module.register_forward_pre_hook(enter, with_kwargs=True)
         module.register_forward_hook(leave, with_kwargs=True)
+        if site.hands_on:
+            vars(module).setdefault("forward", types.MethodType(direct(type(module)), module))
     else:
         runner = module.get_submodule(site.runner)
         if runner is not module:

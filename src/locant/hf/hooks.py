@@ -5,6 +5,8 @@ Hooks are plain functions and read everything from the module they run on, so th
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,6 +89,22 @@ def clear(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     for layer in module.modules():
         if "locant_route" in vars(layer):
             layer.__dict__["locant_route"] = None
+
+
+@functools.cache
+def direct(kind: type[nn.Module]) -> Callable[..., Any]:
+    """The forward of a stack's class for those who call it by name, past the hooks (sentence-transformers does)."""
+
+    @functools.wraps(kind.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if NAME in kwargs:
+            return kind.forward(self, *args, **kwargs)
+        args, kwargs = enter(self, args, kwargs)
+        output = kind.forward(self, *args, **kwargs)
+        leave(self, args, kwargs, output)
+        return output
+
+    return forward
 
 
 def _check_kernel(module: nn.Module, attachment: Attachment) -> None:
