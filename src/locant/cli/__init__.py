@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from locant.cli import bench, compare, convert_legacy, describe, doctor, list_encodings, native
+from locant.cli import bench, compare, convert_legacy, describe, doctor, extend, list_encodings, native
 
 app = typer.Typer(
     name="locant",
@@ -18,6 +18,7 @@ compare.register(app)
 list_encodings.register(app)
 describe.register(app)
 doctor.register(app)
+extend.register(app)
 convert_legacy.register(app)
 bench.register(app)
 native.register(app)
