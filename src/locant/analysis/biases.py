@@ -98,20 +98,23 @@ def companions(host: Host, layer: int, radius: int) -> tuple[Companion, ...]:
     """Every term of a layer that has one value or vector for each offset, at offsets -radius .. radius."""
     limit = host.trained_length
     if limit is not None:
-        radius = min(radius, max(1, (limit - 2) // 2))
+        radius = min(radius, max(1, (limit - 3) // 2))
     key = torch.arange(1, 2 * radius + 2)  # ids from 1 on: id 0 is special to some encodings
     positions = Positions.from_ids(key[radius : radius + 1], key)
     terms, operands = terms_of(host, layer, positions)
-    found = (_companion(term, operands, layer, key - 1 - radius) for term in terms)
+    moved, _ = terms_of(host, layer, positions.shift(1))
+    found = (_companion(*pair, operands, layer, key - 1 - radius) for pair in zip(terms, moved, strict=True))
     return tuple(companion for companion in found if companion is not None)
 
 
-def _companion(term: Term, operands: Operands, layer: int, offsets: Tensor) -> Companion | None:
+def _companion(term: Term, moved: Term, operands: Operands, layer: int, offsets: Tensor) -> Companion | None:
+    """What ``term`` holds; None where it is no matter of offsets (``moved``: the same term one position farther)."""
     if isinstance(term, PairBias):
-        here, moved = (as_double(term.tensor(p))[0, :, 0] for p in (operands.positions, operands.positions.shift(1)))
-        if not torch.equal(here, moved):
-            return None  # it knows more than the offset
-        name, kind, values = "pair bias", "bias", here
+        values = as_double(term.tensor(operands.positions))[0, :, 0]
+        assert isinstance(moved, PairBias)
+        if not torch.equal(values, as_double(moved.tensor(operands.positions.shift(1)))[0, :, 0]):
+            return None
+        name, kind = "pair bias", "bias"
     elif type(term) in KINDS:
         name, kind = KINDS[type(term)]
         rows = term.rule.rows(operands.positions).flatten()[-len(offsets) :]  # pyright: ignore[reportAttributeAccessIssue]

@@ -24,6 +24,7 @@ from locant.hf.families import class_names, embedding, find_sites, is_cross
 from locant.hf.interface import NAME
 from locant.positions import Positions
 
+UNLIMITED = 128  # positions that are looked at where nothing limits them
 HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 
@@ -191,12 +192,12 @@ class PositionVectors:
 
 @torch.no_grad()
 def position_vectors(host: Host, length: int | None = None) -> PositionVectors | None:
-    """The vectors of positions 0 .. length - 1 (default: all rows, or 512 where nothing limits them); None without any.
+    """The vectors of positions 0 .. length - 1 (default: all rows, or 128 where nothing limits them); None without any.
 
     Raises: ValueError for a length past the table.
     """
     limit = host.trained_length
-    n = length or limit or 512
+    n = length or limit or UNLIMITED
     if limit is not None and n > limit:
         raise ValueError(f"analysis: length={n} but the model has {limit} positions; give length <= {limit}")
     table = _table_rows(host, n)

@@ -26,7 +26,7 @@ from locant.analysis.diagonals import (
     summary,
 )
 from locant.analysis.kernels import Kernels, fit_kernels
-from locant.analysis.model import Host, PositionVectors, position_vectors, projection
+from locant.analysis.model import UNLIMITED, Host, PositionVectors, position_vectors, projection
 from locant.analysis.plain import as_double, check_finite, reduced
 
 RADIUS = 40  # offsets of the scoring functions that are reported
@@ -185,7 +185,7 @@ def position_logits(host: Host, length: int | None = None, *, every_treatment: b
     encoding inside attention acts in each layer (once where all layers add the same).
     """
     limit = host.trained_length
-    n = min(length or limit or 128, limit or 512)
+    n = min(length or limit or UNLIMITED, limit or length or UNLIMITED)
     vectors = position_vectors(host, n)
     if vectors is not None:
         weights = projection(host)
