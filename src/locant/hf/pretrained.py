@@ -203,7 +203,9 @@ def _match(who: str, model: nn.Module, stacks: list[dict[str, Any]]) -> tuple[li
     for stack in stacks:
         fitting = {site.path: site for site in sites if type(site.module).__name__ == stack["class"]}
         path = nearest(stack["path"], fitting)
-        if path is not None:  # a head, an encoder alone: the rest of the checkpoint is not asked for
+        alike = [other["path"] for other in stacks if other["class"] == stack["class"]]
+        # neither a part of the checkpoint that is not asked for, nor a stack that had nothing attached
+        if path is not None and nearest(path, alike) == stack["path"]:
             check_fit(who, fitting[path], stack)
             found.append((fitting[path], stack))
     if not found:
