@@ -60,10 +60,14 @@ def order(call: Call) -> tuple[str, ...]:
     return UNMEASURED
 
 
-@torch.compiler.assume_constant_result
-@lru_cache(maxsize=64)
+@torch.compiler.assume_constant_result  # not on the cached function: dynamo would look into that one
 def steps(device: str, family: str, name: str) -> tuple[tuple[int | None, tuple[str, ...]], ...]:
     """(length up to which, backends in order), in rising lengths; the last has no limit."""
+    return _ranked(device, family, name)
+
+
+@lru_cache(maxsize=64)
+def _ranked(device: str, family: str, name: str) -> tuple[tuple[int | None, tuple[str, ...]], ...]:
     by_length = read().get(device, {}).get("milliseconds", {}).get(f"{family}, {name}")
     if not by_length:
         return ((None, UNMEASURED),)
@@ -87,5 +91,5 @@ def write(device: str, made: dict[str, Any], milliseconds: dict[str, dict[str, d
     """Put the measurements of one device kind in place of its old ones; returns the file."""
     FILE.write_text(json.dumps({**read(), device: {"made": made, "milliseconds": milliseconds}}, indent=1) + "\n")
     read.cache_clear()
-    steps.cache_clear()
+    _ranked.cache_clear()
     return FILE
