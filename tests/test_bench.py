@@ -123,7 +123,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def clear() -> None:
     speeds.read.cache_clear()
-    speeds.steps.cache_clear()
+    speeds._ranked.cache_clear()
 
 
 def chosen(length: int, terms=(), **changes) -> str:
