@@ -4,7 +4,7 @@
 attached model on the same inputs, q and k its own queries and keys, and C the removal of each row's mean over its keys
 (which a softmax ignores), it minimizes, over the parameters of the encodings,
 
-    sum over layers, sequences, heads, pairs (i, j) that may attend of  (C e - C e')_ij^2,     e_ij = e_ij(q_i, k_j; params)
+    sum over layers, sequences, heads, pairs (i, j) that may attend of  (C e - C e')_ij^2
 
 So word-position terms are fitted where an encoding has them (q.a, k.a), and averaged over the words where it has none.
 """
@@ -256,7 +256,13 @@ def _minimize(parameters: list[nn.Parameter], served: list[tuple[_Target, Encodi
     for parameter in parameters:
         parameter.requires_grad_(True)
     total = sum(float(target.lost) for target, _ in served)
-    solver = torch.optim.LBFGS(parameters, max_iter=STEPS, history_size=10, line_search_fn="strong_wolfe")
+    solver = torch.optim.LBFGS(
+        parameters,
+        max_iter=STEPS,
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
+    )
 
     def loss() -> Tensor:
         solver.zero_grad()
@@ -312,7 +318,7 @@ def _select(call: Seen, rows: Tensor) -> Seen:
 
 
 def _allowed(call: Seen) -> Tensor:
-    """Which pairs may attend, [B|1 1|H I J]."""
+    """Which pairs count, [B|1 1|H I J]: those that may attend, without the rows of padding, which no query sees."""
     mask, (queries, keys) = call.mask, (call.q.shape[2], call.k.shape[2])
     if mask is not None and mask.is_floating_point():
         mask = mask > torch.finfo(mask.dtype).min / 2
@@ -320,7 +326,8 @@ def _allowed(call: Seen) -> Tensor:
         mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.q.device)
         mask = mask.tril(keys - queries) if call.causal else mask
     same = call.route.positions.same_document()
-    return mask if same is None else mask & same[:, None]
+    mask = mask if same is None else mask & same[:, None]
+    return mask & mask.any(-2)[..., None] if queries == keys else mask
 
 
 def _centered(logits: Tensor, allowed: Tensor) -> Tensor:
