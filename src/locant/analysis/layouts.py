@@ -17,9 +17,9 @@ class Layout:
 
     ``stacks`` and ``attention``: class names. ``words``, ``table``, ``types``: embeddings that are added;
     ``scale_words``: a map of the words alone. ``steps``: what the sum passes on its way into the first attention, in
-    order. ``step_flag``: a setting that must be true for the steps to come first. ``read``: the query and key weights of
-    an attention module. ``bias``: a bucketed bias, below the stack or the first attention module. ``asks``: the family
-    computes attention by itself and returns the weights only where asked.
+    order. ``step_flag``: a setting that must be true for the steps to come first. ``read``: the query and key weights
+    of an attention module. ``bias``: a bucketed bias, below the stack or the first attention module. ``asks``: the
+    family computes attention by itself and returns the weights only where asked.
     """
 
     name: str

@@ -11,6 +11,7 @@ from locant.analysis.plain import as_double, check_finite
 def monotonicity(profile: Float[Tensor, "K"]) -> float | None:
     """Share of steps away from k = 0 that do not rise: 1 decays all the way, both sides averaged; None for n < 3.
 
+    A rise by less than 1e-12 of the largest value is rounding.
     ``profile`` holds f(k) at k = -(n - 1) .. n - 1. Raises: ValueError for an even number of offsets, or numbers that
     are not finite.
     """
@@ -23,4 +24,5 @@ def monotonicity(profile: Float[Tensor, "K"]) -> float | None:
     if n < 3:
         return None
     right, left = f[n:], f[: n - 1].flip(0)  # k = 1 .. n - 1 on either side
-    return sum(float((side[:-1] >= side[1:]).double().mean()) for side in (left, right)) / 2
+    rounding = 1e-12 * float(f.abs().max())
+    return sum(float((side[1:] - side[:-1] <= rounding).double().mean()) for side in (left, right)) / 2

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -26,10 +26,10 @@ Visit = Callable[[int, Tensor], None]  # (layer, weights [B H I J])
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass returns: the model's output, and the hidden states where they were asked for."""
+    """What a pass returns: the model's output, and the hidden states [B I M] where they were asked for."""
 
     output: Any
-    hidden: tuple[Float[Tensor, "B I M"], ...]
+    hidden: tuple[Tensor, ...]  # the last may be of another width (OPT)
 
 
 @contextmanager

@@ -63,9 +63,18 @@ def check_windows(who: str, host: Host, windows: Tensor) -> None:
             f"{who}: the windows have {windows.shape[1]} tokens but the model has {limit} positions; "
             f"give length <= {limit}"
         )
-    padding = getattr(getattr(host.stack, "config", None), "pad_token_id", None)
+    config = getattr(host.stack, "config", None)
+    padding, vocabulary = (getattr(config, name, None) for name in ("pad_token_id", "vocab_size"))
+    low, high = int(windows.min()), int(windows.max())
+    if low < 0 or (isinstance(vocabulary, int) and high >= vocabulary):
+        raise ValueError(
+            f"{who}: token ids reach from {low} to {high} but the model's vocabulary has {vocabulary}; "
+            "was the text cut by another model's tokenizer?"
+        )
+    if not isinstance(padding, int) or windows.shape[1] < 2:
+        return
     padded = ((windows[:, 0] == padding) | (windows[:, -1] == padding)).nonzero().flatten()
-    if isinstance(padding, int) and windows.shape[1] > 1 and len(padded):
+    if len(padded):
         raise ValueError(
             f"{who}: window {int(padded[0])} begins or ends with the padding token {padding}; "
             "give full windows, pads must not enter the averages"
