@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from typing import Any
 
 import pytest
 import torch
 import transformers as T
+from typer.testing import CliRunner
 
 import locant
 import locant.hf
+from locant.cli import app
+from locant.hf.lengths import by_length, load_with_head
 from locant.hf.resample import RULES, stretch, stretch_signed
 from tests.hf_models import BERT_SIZES, ROWS, WIDTH, attached, first, host, noisy, stir, tokens
 
@@ -395,3 +399,104 @@ def test_a_refusal_changes_nothing() -> None:
         locant.hf.extend(model, 40, "fit")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert locant.hf.capacity(model) == ROWS and model.config.max_position_embeddings == ROWS
+
+
+# --- by length, and the command ---
+
+
+class Words:
+    """A tokenizer of one word each, with the special tokens of BERT; saves and loads as one of transformers."""
+
+    @staticmethod
+    def save(folder: Any) -> None:
+        names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(38))]
+        (folder / "vocab.txt").write_text("\n".join(names) + "\n")
+        T.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+
+
+def text(words: int) -> str:
+    order = torch.randint(38, (words,), generator=torch.Generator().manual_seed(0))
+    return " ".join(f"w{i}" for i in order.tolist())
+
+
+@pytest.fixture
+def saved(tmp_path: Any) -> dict[str, Any]:
+    folders = {}
+    torch.manual_seed(0)
+    gpt: dict[str, Any] = dict(vocab_size=43, n_embd=WIDTH, n_head=3, n_layer=1, n_positions=ROWS)
+    models = {
+        "mlm": T.BertForMaskedLM(T.BertConfig(**BERT_SIZES)),
+        "embedding": T.BertModel(T.BertConfig(**BERT_SIZES)),
+        "causal": T.GPT2LMHeadModel(T.GPT2Config(**gpt, bos_token_id=2, eos_token_id=3, pad_token_id=0)),
+    }
+    for kind, model in models.items():
+        stir(model, 1).save_pretrained(tmp_path / kind)
+        Words.save(tmp_path / kind)
+        folders[kind] = tmp_path / kind
+    return folders
+
+
+@pytest.mark.parametrize("kind", ["mlm", "causal", "embedding"])
+def test_the_command_prints_each_length_before_and_after(kind: str, saved: dict[str, Any], tmp_path: Any) -> None:
+    (tmp_path / "words.txt").write_text(text(600))
+    out = tmp_path / "longer"
+    arguments = ["extend", str(saved[kind]), "--length", "41", "--rule", "tile", "--text", str(tmp_path / "words.txt")]
+    result = CliRunner().invoke(app, [*arguments, "--windows", "3", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert f"({kind}): {ROWS} -> 41 tokens, rule tile" in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines() if line.strip()[:2] in ("14", "29", "35", "41")]
+    assert [row[0] for row in rows] == ["14", "29", "35", "41"] and all(row[1] == "3" for row in rows)
+    assert ["refused" in row for row in rows] == [False, False, True, True]
+    assert all(("loss" in row) != (kind == "embedding") for row in rows)
+    assert f"has {ROWS} positions but the input reaches 41" in result.stdout
+    again = T.AutoModel.from_pretrained(out)
+    assert locant.hf.capacity(again) == 41
+    assert T.AutoTokenizer.from_pretrained(out).model_max_length == 41
+    assert "exists already" in CliRunner().invoke(app, [*arguments, "--out", str(out)]).stderr
+
+
+def test_losses_and_recognition_are_what_they_say(saved: dict[str, Any]) -> None:
+    tokenizer, words = T.AutoTokenizer.from_pretrained(saved["causal"]), text(100)
+    model, kind = load_with_head(saved["causal"])
+    ids = torch.tensor(tokenizer(words, add_special_tokens=False)["input_ids"])
+    (row,) = by_length(model, kind, tokenizer, words, [9], windows=2)
+    losses = []
+    for start in (0, 91):
+        given = torch.cat((torch.tensor([2]), ids[start : start + 7], torch.tensor([3])))[None]
+        losses.append(float(model(input_ids=given, labels=given).loss.detach()))
+    assert row.loss == pytest.approx(sum(losses) / 2, rel=1e-5) and row.windows == 2
+    model, kind = load_with_head(saved["embedding"])
+    (row,) = by_length(model, kind, tokenizer, words, [9], windows=2)
+
+    def vector(start: int) -> torch.Tensor:
+        given = torch.cat((torch.tensor([2]), ids[start : start + 7], torch.tensor([3])))[None]
+        return torch.nn.functional.normalize(model(given)[0].detach().mean(1), dim=-1)[0]
+
+    here, behind = ([vector(start + step) for start in (0, 82)] for step in (0, 7))
+    cosine = [[float(a @ b) for b in behind] for a in here]
+    assert row.own == pytest.approx((cosine[0][0] + cosine[1][1]) / 2, abs=1e-5)
+    assert row.other == pytest.approx((cosine[0][1] + cosine[1][0]) / 2, abs=1e-5)
+    assert row.found == sum(cosine[i][i] > cosine[i][1 - i] for i in range(2)) / 2
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--length", "9"], f"bert already serves {ROWS} tokens and length=9 is less"),
+        (["--length", "41", "--lengths", "9,x"], "--lengths '9,x' must be numbers above 2"),
+        (["--length", "410"], "the text has 100 tokens but 820 are needed"),
+        (["--length", "41", "--rule", "x"], "unknown rule='x'"),
+    ],
+)
+def test_the_command_refuses_in_one_sentence(more: list[str], message: str, saved: Any, tmp_path: Any) -> None:
+    (tmp_path / "words.txt").write_text(text(100))
+    result = CliRunner().invoke(app, ["extend", str(saved["mlm"]), "--text", str(tmp_path / "words.txt"), *more])
+    assert result.exit_code == 2 and message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_json_holds_the_numbers(saved: Any, tmp_path: Any) -> None:
+    (tmp_path / "words.txt").write_text(text(300))
+    arguments = ["extend", str(saved["mlm"]), "--length", "41", "--text", str(tmp_path / "words.txt"), "--json"]
+    report = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert report["capacity"] == ROWS and report["after"][-1]["length"] == 41 and report["after"][-1]["loss"] > 0
+    assert report["before"][-1]["refused"].startswith("guard: the table of bert has 29 positions")
