@@ -22,7 +22,7 @@ from locant.analysis.windows import check_windows
 
 STEP, FARTHEST = 50, 400  # default shifts: every 50 as far as the table goes, or to 400 where there is none
 LEAST = 4  # default shifts beside 0 in short tables: a smaller step
-EXACT = 1e-5  # float32: what a relative encoding may differ by
+EXACT = 1e-5  # float32: what a relative encoding may differ by, and as much again every 50 positions (see `exact`)
 
 Model = TypeVar("Model")
 
@@ -69,7 +69,7 @@ class Accuracy:
 class PhaseShift:
     """Protocol (d). ``dropped``: shifts that some example cannot take. ``relative``: whether nothing may change.
 
-    ``control``: for relative encodings, whether hidden states stayed the same to 1e-5; else None.
+    ``control``: for relative encodings, whether hidden states stayed the same (see `exact`); else None.
     """
 
     length: int
@@ -124,6 +124,12 @@ def is_relative(host: Host) -> bool:
     """Whether moving all positions may change nothing: no table, and encodings that claim shift invariance."""
     parts = () if host.attachment is None else host.attachment.stack.parts()
     return host.table is None and all(part.properties.shift_invariant for part in parts)
+
+
+def exact(found: Drift, shifts: Sequence[int]) -> bool:
+    """Whether hidden states stayed the same to 1e-5 (1 + k / 50): angles of far positions are rounded more coarsely."""
+    allowed = EXACT * (1 + torch.tensor(list(shifts), dtype=torch.float64) / STEP)
+    return bool((found.l2.amax(1) <= allowed).all())
 
 
 def drift(
@@ -272,7 +278,7 @@ def phase_shift(
         shift_specials=shift_specials,
         how=how_to_shift(host),
         relative=relative,
-        control=bool(found.l2.max() <= EXACT) if relative else None,
+        control=exact(found, kept) if relative else None,
         drift=found,
         perplexity=None if scorer is None else perplexity(scorer, windows.tolist(), kept),
         acceptability=acceptability(scorer, pairs, kept) if scorer is not None and pairs else None,

@@ -29,6 +29,7 @@ from locant.analysis.windows import text_windows
 WINDOWS = 32  # windows of text that averages are taken over
 SHIFTED = 4  # windows that are read at every shift
 PROBED = 48  # windows that probes are trained on; a third as many test them
+LEAST = 8  # windows below which no probe is trained
 WORDS = 8  # words that are repeated
 
 Progress = Callable[[str, int, int], None]
@@ -81,7 +82,7 @@ class Task:
     length: int
     seed: int
     windows: Int[Tensor, "N n"] | None
-    bare_windows: Int[Tensor, "N n"] | None
+    bare_windows: Int[Tensor, "P n"] | None
     tokenizer: Any
     pairs: tuple[MinimalPair, ...]
     progress: Callable[[int, int], None]
@@ -152,9 +153,9 @@ def _locality(task: Task) -> Locality:
 
 def _probe(task: Task) -> Probe:
     windows = task.text if task.bare_windows is None else task.bare_windows
+    if len(windows) < LEAST:
+        raise Impossible(f"needs {LEAST} windows of text or more, got {len(windows)}")
     train = len(windows) * 3 // 4
-    if train < 2 or len(windows) - train < 2:
-        raise Impossible(f"needs 8 windows of text or more, got {len(windows)}")
     return position_probe(task.host, windows[:train], windows[train:], seed=task.seed, progress=task.progress)
 
 
