@@ -37,6 +37,11 @@ class Arrival:
         """Whether nothing was read before."""
         return isinstance(self.past, int) and self.past == 0
 
+    @property
+    def tokens(self) -> int | None:
+        """Tokens in all, with those read before; None where that is traced."""
+        return self.past + self.new if isinstance(self.past, int) else None
+
 
 def arrival(arguments: dict[str, Any]) -> Arrival:
     """Sizes of what a stack was called with.
@@ -64,8 +69,14 @@ def _with_cache(arguments: dict[str, Any], batch: int, new: int, device: torch.d
     past = cache.get_seq_length()
     if isinstance(past, Tensor) and not torch.compiler.is_compiling():
         past = int(past)
-    keys, offset = cache.get_mask_sizes(new, 0)
-    return Arrival(batch, new, past, int(keys) + int(offset), device, cache)
+    return Arrival(batch, new, past, _extent(cache, new), device, cache)
+
+
+def _extent(cache: Any, new: int) -> int:
+    """Number of keys, unwritten ones of a fixed-size cache too: of the longest layer, for windows keep fewer."""
+    layers = getattr(cache, "layers", None) or getattr(getattr(cache, "self_attention_cache", None), "layers", ())
+    counted = [i for i, layer in enumerate(layers) if hasattr(layer, "get_mask_sizes")] or [0]
+    return max(sum(map(int, cache.get_mask_sizes(new, index))) for index in counted)
 
 
 def positions_of(arguments: dict[str, Any], at: Arrival, trained: int) -> Positions:

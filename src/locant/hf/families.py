@@ -82,6 +82,7 @@ FAMILIES: tuple[Family, ...] = (
 TABLE_NAMES = (
     "position_embeddings",
     "position_embedding",
+    "mid_position_embeddings",
     "positions_embed",
     "position_embeds_layer",
     "positional_embedding",
@@ -95,7 +96,7 @@ ROTARY_NAMES = ("rotary_emb", "rotary_pos_emb")
 ROTARY_CLASSES = ("RotaryEmbedding", "RotaryPositionEmbedding", "RotaryPositionalEmbedding", "RopePositionEmbedding")
 BIAS_NAME = "relative_attention_bias"
 PROJECTION_NAMES = (("query", "key"), ("q_proj", "k_proj"), ("q_lin", "k_lin"), ("q", "k"), ("c_attn",))
-CROSS_NAMES = ("cross", "encoder_attn", "EncDecAttention")
+CROSS_NAMES = ("cross", "encoder_attn", "encoder_decoder_attention", "EncDecAttention")
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,12 @@ def _generic_sites(model: nn.Module) -> Iterator[Site]:
     homes = [h for h in homes if not any(other != h and below(other, h) for other in homes)]
     if homes:
         for home in homes:
-            found = tuple((_relative(p, home), m) for p, m in attention.items() if below(p, home))
+            depth = {p: _depth(_runner(p, modules)) for p in attention if below(p, home)}  # towers sit deeper
+            found = tuple((_relative(p, home), attention[p]) for p in depth if depth[p] == min(depth.values()))
             yield _generic_site(home, modules[home], found)
         return
+    if _takes_tokens(model):
+        return  # its own attention is not on the interface, a tower within it is not the model
     runs: dict[str, list[str]] = {}
     for path in attention:
         runner = _runner(path, modules)
@@ -234,7 +238,7 @@ def _generic_site(
     runner: str | None = None,
     layers: tuple[nn.Module, ...] = (),
 ) -> Site:
-    own = _found_own(module)
+    own = _found_own(module, runner or "")
     first = attention[0][1]
     biases = [p for p, m in attention if hasattr(m, BIAS_NAME)]
     family = Family(
@@ -253,10 +257,13 @@ def _generic_site(
     return Site(path, module, family, attention, runner is None, own, runner, layers, handed)
 
 
-def _found_own(stack: nn.Module) -> tuple[tuple[str, str], ...]:
-    """Position tables (modules or parameters) and rotary modules below a stack, by name and class."""
+def _found_own(stack: nn.Module, runner: str) -> tuple[tuple[str, str], ...]:
+    """Position tables (modules or parameters) and rotary modules below a stack, by name and class, towers left out."""
     tables, rotary = [], []
+    towers = [path for path, module in stack.named_modules() if is_tower(module) and not below(runner, path)]
     for path, module in stack.named_modules():
+        if any(below(path, tower) for tower in towers):
+            continue
         if path.rpartition(".")[2] in TABLE_NAMES:
             tables.append(("table", path))
         elif is_rotary(path, module):
@@ -284,8 +291,24 @@ def below(path: str, above: str) -> bool:
     return path == above or not above or path.startswith(f"{above}.")
 
 
+def _takes_tokens(module: nn.Module) -> bool:
+    return embedding(module) is not None and "input_ids" in inspect.signature(module.forward).parameters
+
+
+def is_tower(module: nn.Module) -> bool:
+    """Whether a module is a model of images or sound (within another one, as a rule)."""
+    reads = getattr(module, "main_input_name", "input_ids")
+    return (
+        reads != "input_ids" and reads in (names := [p.name for p in _parameters(module)]) and "input_ids" not in names
+    )
+
+
 def _relative(path: str, above: str) -> str:
     return path[len(above) :].lstrip(".")
+
+
+def _depth(path: str | None) -> int:
+    return len(path.split(".")) if path else 0
 
 
 def _above(path: str) -> Iterator[str]:
@@ -299,7 +322,9 @@ def _token_home(path: str, modules: dict[str, nn.Module]) -> str | None:
     """The nearest stack above an attention module that embeds tokens."""
     for above in _above(path):
         module = modules[above]
-        if embedding(module) is not None and "input_ids" in inspect.signature(module.forward).parameters:
+        if is_tower(module):
+            return None
+        if _takes_tokens(module):
             return above
     return None
 
@@ -328,7 +353,7 @@ def _home(runner: str, others: list[str], modules: dict[str, nn.Module]) -> str:
             break
         if hasattr(modules[path], "get_input_embeddings"):
             around.append(path)
-    return next((path for path in around if _found_own(modules[path])), around[0] if around else runner)
+    return next((p for p in around if _found_own(modules[p], _relative(runner, p))), around[0] if around else runner)
 
 
 def embedding(stack: nn.Module) -> nn.Module | None:

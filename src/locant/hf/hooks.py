@@ -66,7 +66,7 @@ def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         _mask_for_bare(arguments)
     if attachment.embeds:
         _embed(module, attachment, arguments, positions)
-    route = attachment.route(positions, _wants_weights(module, arguments))
+    route = attachment.route(positions, _wants_weights(module, arguments), at.tokens)
     return (), _send(module, attachment, arguments, route)
 
 
@@ -163,7 +163,7 @@ def _counted(waiting: Waiting, x: Tensor) -> Route:
         arguments["attention_mask"] = None  # of pixels or samples, not of tokens
     at = entrance.arrival(arguments)
     positions = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
-    return attachment.route(attachment.stack.prepare(positions), waiting.weights)
+    return attachment.route(attachment.stack.prepare(positions), waiting.weights, at.tokens)
 
 
 def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

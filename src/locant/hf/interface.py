@@ -20,6 +20,7 @@ from locant.positions import Positions
 from locant.terms import LogitMap, PairBias, Term, WeightScale
 
 NAME = "locant"
+WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")  # how hosts call the reach of a local layer
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Route:
     ``encodings`` has one entry for each attention module, ``acts`` says whether it changes attention at all. ``x`` is
     the input of the attention module, put in by its own hook. ``keeps_bias``: a bias of the host's own is added.
     ``keeps_scale``: the logit factors of encodings are left out. ``watch`` is shown every call.
+    ``tokens``: how many there are with those read before, where that is known.
     """
 
     positions: Positions
@@ -59,6 +61,7 @@ class Route:
     weights: bool
     x: Tensor | None = None
     keeps_scale: bool = False
+    tokens: int | None = None
     watch: Callable[[Seen], None] | None = None
 
 
@@ -111,7 +114,8 @@ def attention_forward(
         if not weights and softcap is None and s_aux is None:
             return host()
         return _plain(query, key, value, attention_mask, scaling, dropout, causal, position_bias, softcap, s_aux)
-    locant = replace(locant, positions=seen_positions(module, key, locant.positions))
+    windowed = kwargs.get("sliding_window") is not None or _windowed(module)
+    locant = replace(locant, positions=seen_positions(module, key, locant, windowed))
     if locant.watch is not None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         keys = _grouped(query, key)
@@ -254,24 +258,30 @@ def _grouped(query: Tensor, grouped: Tensor) -> Tensor:
     return grouped if groups == 1 else grouped.repeat_interleave(groups, dim=1)
 
 
-def seen_positions(module: nn.Module, key: Tensor, positions: Positions) -> Positions:
-    """The positions of the keys that a module sees: all of them, or the last ones that a sliding window has kept.
+def _windowed(module: nn.Module) -> bool:
+    """Whether a module sees the nearest keys only, so that its cache may drop the others."""
+    holders = module, getattr(module, "config", None)
+    return any(getattr(holder, name, None) is not None for holder in holders for name in WINDOWS)
+
+
+def seen_positions(module: nn.Module, key: Tensor, route: Route, windowed: bool) -> Positions:
+    """The positions of the keys that a module sees: all of them, or those that a sliding window has kept.
 
     Raises: ValueError where they cannot be told apart.
     """
-    count = key.shape[2]
+    positions, count = route.positions, key.shape[2]
     if count == positions.num_keys:
         return positions
-    window = getattr(module, "sliding_window", None) or getattr(module, "window_size", None)
-    if window is None or not positions.num_queries <= count < positions.num_keys:
+    if not windowed or route.tokens is None or not positions.num_queries <= count < positions.num_keys:
         raise ValueError(
             f"attach: {type(module).__name__} sees {count} keys but the positions cover {positions.num_keys}; it "
             "attends to other tokens than its stack was given, or its cache dropped some, so use a dynamic cache of "
             "full length"
         )
+    first = max(route.tokens - count, 0)  # the last ones, or all and room that is not written yet
     ids = {name: getattr(positions, name) for name in ("key", "key_special", "key_document")}
-    kept = {n: t if t is None else t[..., t.shape[-1] - count :] for n, t in ids.items()}
-    return replace(positions, **kept, shared={})
+    kept = {n: t if t is None else t[..., first : first + count] for n, t in ids.items()}
+    return replace(positions, **kept, contiguous=positions.contiguous and route.tokens == positions.num_keys, shared={})
 
 
 def projections(
