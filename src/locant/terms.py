@@ -251,8 +251,9 @@ def within_reach(table: Tensor, rule: Rule, positions: Positions) -> tuple[Tenso
 
     Tables whose rule does more than clip, and whatever is being compiled (lengths vary there), stay whole.
     """
-    plain = isinstance(rule, Clip) and rule.outside == "clip"
-    if not plain or torch.compiler.is_compiling() or positions.span >= rule.clip:
+    if not isinstance(rule, Clip) or rule.outside != "clip":
+        return table, rule
+    if torch.compiler.is_compiling() or positions.span >= rule.clip:
         return table, rule
     near = max(positions.span, 1)
     return table[:, rule.clip - near : rule.clip + near + 1], Clip(near)
