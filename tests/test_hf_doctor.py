@@ -65,7 +65,7 @@ def test_a_plain_host_shows_its_faults_from_memory_and_from_its_folder(family: s
 
 
 @pytest.mark.parametrize("family", FAULTS)
-@pytest.mark.parametrize("name", ["shaw", "tupe_r"])
+@pytest.mark.parametrize("name", ["shaw", pytest.param("tupe_r", marks=pytest.mark.slow)])
 def test_an_attached_host_has_none(family: str, name: str) -> None:
     model = noisy(t5() if family == "t5" else host(family), name)
     diagnosis = diagnose(model)
@@ -334,9 +334,11 @@ def test_a_file_that_is_cut_off_is_a_finding_and_none_an_error(tmp_path: Path) -
     folder = saved(host("bert"), tmp_path / "model")
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    assert "SafetensorError" in str(found(diagnose(folder), "weights")) or not diagnose(folder).healthy
+    diagnosis = diagnose(folder)
+    assert [finding.check for finding in diagnosis.findings] == ["weights"] and not diagnosis.healthy
+    print(diagnosis)
     file.unlink()
-    with pytest.raises(ValueError, match="no model could be loaded from .*model': .*no file named"):
+    with pytest.raises(ValueError, match=r"no model could be loaded from .*model': .*no file named"):
         diagnose(folder)
 
 
