@@ -52,6 +52,7 @@ def from_legacy(path_or_id: str | os.PathLike[str], auto_class: str = "AutoModel
             )
     source = _fetch(path_or_id, {name: kwargs.pop(name) for name in HUB if name in kwargs})
     _check(source)
+    given = {name: kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs}  # a config would keep it
     config: Any
     config, kwargs = AutoConfig.from_pretrained(source, return_unused_kwargs=True, **kwargs)  # pyright: ignore
     implementation = kwargs.pop("attn_implementation", None)
@@ -64,8 +65,7 @@ def from_legacy(path_or_id: str | os.PathLike[str], auto_class: str = "AutoModel
     setattr(config, NAME, record_of(skeleton))
     if implementation is not None:
         kwargs["attn_implementation"] = implementation
-    if not {"dtype", "torch_dtype"} & set(kwargs):
-        kwargs["dtype"] = next(t.dtype for t in state.values() if t.is_floating_point())
+    kwargs.update(given or {"dtype": next(t.dtype for t in state.values() if t.is_floating_point())})
     kwargs.update(config=config, state_dict=state, output_loading_info=True)
     cls: Any = type(skeleton)
     model, told = cls.from_pretrained(None, **kwargs)
