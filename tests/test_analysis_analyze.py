@@ -168,15 +168,15 @@ def test_bad_input_is_refused_before_any_work():
 
 
 def test_more_memory_than_there_is_says_what_to_lower(monkeypatch):
-    monkeypatch.setattr(whole, "_free_memory", lambda: 50_000)
+    monkeypatch.setattr(whole, "free_memory", lambda: 50_000)
     with pytest.raises(ValueError, match=r"3 heads at length=24 .* need 0\.0 GB but 0\.0 GB are free; lower length"):
         analyze(host("bert"), length=24)
-    monkeypatch.setattr(whole, "_free_memory", lambda: None)
+    monkeypatch.setattr(whole, "free_memory", lambda: None)
     whole.check_memory(read_model(host("bert")), 24)
 
 
 def test_free_memory_is_read_from_the_system():
-    free = whole._free_memory()
+    free = whole.free_memory()
     assert free is not None and 10**8 < free < 10**14
 
 

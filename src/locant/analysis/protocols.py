@@ -273,7 +273,7 @@ def check_memory(host: Host, length: int) -> None:
     n = max(length, host.trained_length or 0)
     maps = 3 * 8 * host.num_heads * length * length + 8 * 8 * n * n  # one layer of maps, a few matrices of the table
     states = 4 * (PROBED + PROBED // 3) * length * host.model_dim
-    need, free = maps + states, _free_memory()
+    need, free = maps + states, free_memory()
     if free is not None and need > free:
         raise ValueError(
             f"analysis: {host.num_heads} heads at length={length} (table of {n}) need {need / 1e9:.1f} GB but "
@@ -282,7 +282,8 @@ def check_memory(host: Host, length: int) -> None:
         )
 
 
-def _free_memory() -> int | None:
+def free_memory() -> int | None:
+    """Bytes of memory that are free, or of all memory where the system does not say; None where it says neither."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
