@@ -254,7 +254,7 @@ def _look(model: nn.Module, finding: Finding) -> None:
     finding.kind = _kind(model, there)
     left = [p for p, m in model.named_modules() if calls_interface(m) and not is_cross(p, m) and id(m) not in served]
     if left:
-        finding.notes.append(f"left as they are: {', '.join(sorted({_short(p) for p in left}))}")
+        finding.notes.append(f"left as it is: {', '.join(sorted({_short(p) for p in left}))}")
     for path, stack, attachment in there:
         stir(attachment, 3)
         _compare(stack, attachment, finding)
@@ -398,9 +398,9 @@ def page(findings: list[Finding]) -> str:
     lines = [
         "# Every architecture of transformers",
         "",
-        f"Made with transformers {T.__version__} by `python -m tests.hf_walk`, which builds every architecture that has an",
-        "Auto class with a tiny random configuration, attaches `huang_m4+tisa` with random tables, and compares. Towers of",
-        'other inputs are "left as they are": attach to them by themselves, e.g. `attach(model.vision_tower, ...)`.',
+        f"Made with transformers {T.__version__} by `python -m tests.hf_walk`, which builds every architecture that has",
+        "an Auto class with a tiny random configuration, attaches `huang_m4+tisa` with random tables, and compares. What",
+        'is "left as it is" keeps its own positions: attach to it by itself, e.g. `attach(model.vision_tower, ...)`.',
         "",
         "| Result | Architectures | Meaning |",
         "|---|---|---|",
