@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import locant
 import locant.hf
 from locant.cli import app
-from locant.hf.lengths import by_length, load_with_head
+from locant.hf.lengths import by_length, extend_and_measure, load_with_head
 from locant.hf.resample import RULES, stretch, stretch_signed
 from tests.hf_models import BERT_SIZES, ROWS, WIDTH, attached, first, host, noisy, stir, tokens
 
@@ -500,3 +500,17 @@ def test_json_holds_the_numbers(saved: Any, tmp_path: Any) -> None:
     report = json.loads(CliRunner().invoke(app, arguments).stdout)
     assert report["capacity"] == ROWS and report["after"][-1]["length"] == 41 and report["after"][-1]["loss"] > 0
     assert report["before"][-1]["refused"].startswith("guard: the table of bert has 29 positions")
+
+
+def test_a_saved_model_with_an_encoding_is_extended_whole(saved: Any, tmp_path: Any) -> None:
+    model = noisy(T.AutoModel.from_pretrained(saved["embedding"]), "tupe_a")
+    model.save_pretrained(tmp_path / "attached")
+    Words.save(tmp_path / "attached")
+    out = tmp_path / "longer"
+    report = extend_and_measure(str(tmp_path / "attached"), 41, "tile", text(300), lengths=[9, 41], windows=2, out=out)
+    assert report.before[0].own == pytest.approx(report.after[0].own, abs=1e-5)
+    assert "positions reach 41 but the table has 29 rows" in (report.before[1].refused or "")
+    again = T.AutoModel.from_pretrained(out).eval()
+    assert locant.hf.capacity(again) == 41 and attached(again).layers()[0].table.shape[0] == 42
+    locant.hf.extend(model.eval(), 41, "tile")
+    assert torch.allclose(first(again(tokens(2, 41))), first(model(tokens(2, 41))), atol=1e-5)
