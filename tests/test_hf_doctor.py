@@ -286,7 +286,16 @@ def test_the_length_in_use_is_held_against_table_and_training(tmp_path: Path) ->
     assert (finding.verdict, finding.figure) == ("FAULT", "64 asked for, but trained for 29")
 
 
+def test_the_length_of_training_is_recorded_with_what_is_attached(tmp_path: Path) -> None:
+    model = locant.hf.attach(host("bert"), "shaw").train()
+    model(tokens(2, 9))
+    folder = saved(model, tmp_path / "trained")
+    assert found(diagnose(folder, length=9), "length in use").verdict == "ok"
+    assert found(diagnose(folder, length=10), "length in use").figure == "10 asked for, but trained for 9"
+
+
 def test_one_token_too_many_is_one_clear_error_where_locant_is_attached() -> None:
+    assert found(diagnose(locant.hf.guard(host("gpt2"))), "past the limit").figure == "token 30 is refused"
     kept = diagnose(noisy(host("roberta"), "shaw", keep_absolute=True))
     assert (found(kept, "past the limit").verdict, found(kept, "past the limit").figure) == (
         "ok",
@@ -311,9 +320,11 @@ def test_a_folder_of_version_four_with_relative_keys_is_explained(tmp_path: Path
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "position_embedding_type": "relative_key_query"}))
     diagnosis = diagnose(folder)
-    assert {"weights", "config"} <= faults(diagnosis)
-    assert found(diagnosis, "weights").figure.startswith("2 tables of relative positions ignored (encoder.layer.0.")
-    assert "locant.hf.from_legacy" in found(diagnosis, "weights").advice
+    finding = found(diagnosis, "folder")
+    assert finding.verdict == "FAULT" and "relative_key_query of bert (2 tables)" in finding.figure
+    assert "locant.hf.from_legacy" in finding.advice
+    assert diagnosis.encoding == "absolute of the host" and PACKED in faults(diagnosis), "what plain v5 makes of it"
+    assert diagnose(locant.hf.from_legacy(folder)).healthy
 
 
 def test_a_folder_with_an_encoding_says_that_it_needs_locant(tmp_path: Path) -> None:
@@ -321,13 +332,13 @@ def test_a_folder_with_an_encoding_says_that_it_needs_locant(tmp_path: Path) -> 
     diagnosis = diagnose(folder)
     assert diagnosis.healthy, str(diagnosis)
     assert diagnosis.encoding == "shaw"
-    assert "its encoding attached (plain transformers would leave it out)" in found(diagnosis, "weights").figure
+    assert found(diagnosis, "folder").figure == "shaw attached; without locant.hf it loads without"
     config = json.loads((folder / "config.json").read_text())
     del config["locant"]
     (folder / "config.json").write_text(json.dumps(config))
     diagnosis = diagnose(folder)
-    assert [finding.check for finding in diagnosis.findings] == ["weights"] and not diagnosis.healthy
-    assert "holds 2 tensors of an attached encoding" in found(diagnosis, "weights").figure
+    assert [finding.check for finding in diagnosis.findings] == ["folder"] and not diagnosis.healthy
+    assert "half-converted: 2 tensors of an attached encoding" in found(diagnosis, "folder").figure
 
 
 def test_a_file_that_is_cut_off_is_a_finding_and_none_an_error(tmp_path: Path) -> None:
@@ -335,10 +346,11 @@ def test_a_file_that_is_cut_off_is_a_finding_and_none_an_error(tmp_path: Path) -
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     diagnosis = diagnose(folder)
-    assert [finding.check for finding in diagnosis.findings] == ["weights"] and not diagnosis.healthy
-    print(diagnosis)
+    assert [finding.check for finding in diagnosis.findings] == ["folder"] and not diagnosis.healthy
+    assert "model.safetensors is cut off" in found(diagnosis, "folder").figure
+    assert str(diagnosis).splitlines()[0].endswith("model (not loaded)")
     file.unlink()
-    with pytest.raises(ValueError, match=r"no model could be loaded from .*model': .*no file named"):
+    with pytest.raises(ValueError, match=r"no model could be loaded from .*model': .* holds none of model\.safetensors"):
         diagnose(folder)
 
 

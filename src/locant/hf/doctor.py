@@ -8,19 +8,16 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from locant.hf.attachment import attachments
 from locant.hf.behavior import CHECKS, Finding, generating
 from locant.hf.constants import constants, held_tensors, saving
 from locant.hf.describe import describe
+from locant.hf.folder import folder_of, open_folder
 from locant.hf.probe import LENGTH, Probe, exact_copy, probes
 from locant.hf.reach import one_too_many, reach, stated_lengths, trained_length
 
@@ -67,23 +64,16 @@ def diagnose(model: nn.Module | str | os.PathLike[str], *, length: int | None = 
     """
     with _quiet():
         if isinstance(model, nn.Module):
-            return _examine(model, [], stated_lengths(None, length))
-        folder = Path(model)
-        stated = stated_lengths(folder if folder.is_dir() else None, length)
-        kind = _kind(folder)
-        try:
-            with torch.random.fork_rng(devices=[]):
-                loaded, info = kind.from_pretrained(str(folder), local_files_only=True, output_loading_info=True)
-        except OSError as error:
-            raise _no_model(folder, error) from error
-        except (ValueError, RuntimeError, SafetensorError) as error:  # a refusal is the finding
-            text = " ".join(str(error).split())
-            return Diagnosis(kind.__name__, "not loaded", (Finding("weights", "FAULT", text, "see its message"),))
-        return _examine(loaded.eval(), [_weights(loaded, info)], stated)
+            return _examine(model, _dropped(model), stated_lengths(None, length))
+        folder = folder_of(model)
+        loaded, findings = open_folder(folder)
+        if loaded is None:
+            return Diagnosis(str(folder), "not loaded", tuple(findings))
+        return _examine(loaded, findings, stated_lengths(folder, length))
 
 
 def _examine(model: nn.Module, findings: list[Finding], stated: dict[str, int]) -> Diagnosis:
-    findings = [*findings, *_dropped(model), constants(model)]
+    findings = [*findings, constants(model)]
     if not any(tensor.is_meta for _, _, tensor in held_tensors(model)):
         exact = exact_copy(model)
         stacks = list(probes(exact))
@@ -161,55 +151,6 @@ def _encoding(model: nn.Module) -> str:
     except ValueError:
         return "its own"
     return ", ".join(dict.fromkeys(layers))
-
-
-def _kind(source: Path) -> Any:
-    """The class to load a folder, or a model in the hub's cache, with: the one it was saved from."""
-    if source.is_dir() and not (source / "config.json").is_file():
-        found = ", ".join(sorted(entry.name for entry in source.iterdir())[:5]) or "nothing"
-        raise ValueError(
-            f"diagnose: {str(source)!r} holds {found}, needed a config.json; give the folder of a saved model"
-        )
-    if not source.is_dir() and (source.exists() or source.is_absolute() or len(source.parts) > 2):
-        raise ValueError(
-            f"diagnose: {str(source)!r} is no folder, needed that of a saved model, or an id such as 'org/name'"
-        )
-    try:
-        config = AutoConfig.from_pretrained(str(source), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise _no_model(source, error) from error
-    kind = getattr(transformers, (config.architectures or [""])[0], None)
-    return kind if isinstance(kind, type) and issubclass(kind, PreTrainedModel) else AutoModel
-
-
-def _no_model(source: Path, error: Exception) -> ValueError:
-    return ValueError(f"diagnose: no model could be loaded from {str(source)!r}: {' '.join(str(error).split())[:200]}")
-
-
-def _weights(model: nn.Module, info: dict[str, Any]) -> Finding:
-    """Whether all that is in the files was used, and all that the model needs was there."""
-    unused, drawn = (
-        sorted(info["unexpected_keys"]),
-        sorted({*info["missing_keys"], *(k[0] if isinstance(k, tuple) else k for k in info["mismatched_keys"])}),
-    )
-    tables = [key for key in unused if "distance_embedding" in key]
-    if tables:
-        return Finding(
-            "weights",
-            "FAULT",
-            f"{len(tables)} tables of relative positions ignored ({tables[0]}, ...)",
-            "load it with locant.hf.from_legacy, or write it anew with locant convert-legacy",
-        )
-    if drawn:
-        return Finding(
-            "weights",
-            "FAULT",
-            f"{len(drawn)} not in the files, drawn anew ({', '.join(drawn[:2])})",
-            "load it with the class it was saved from",
-        )
-    left = f" ({len(unused)} in the files are not used, such as {unused[0]})" if unused else ""
-    where = ", and its encoding attached (plain transformers would leave it out)" if attachments(model) else ""
-    return Finding("weights", "ok", f"all loaded{where}{left}")
 
 
 @contextlib.contextmanager

@@ -43,8 +43,8 @@ def reach(model: nn.Module) -> Reach:
         limits.append(None if rows is None else rows - spare_rows(site))
     for _, _, attachment in attachments(model):
         limits += [layer.max_length for layer in attachment.encodings]
-        if attachment.spec.options.get("max_length"):
-            trained = [attachment.spec.sizes["max_length"]]
+        told = attachment.longest_trained or attachment.spec.options.get("max_length")
+        trained = [told] if told else trained
         if attachment.kept_rows is not None:
             limits.append(attachment.kept_rows - attachment.spare_rows)
     known, limit = [n for n in trained if n is not None], [n for n in limits if n is not None]
@@ -70,7 +70,7 @@ def trained_length(model: nn.Module, stated: dict[str, int]) -> Finding:
     facts = f"trained for {there.trained or 'an unknown length'}, limit {there.limit or 'none'}"
     for where, length in stated.items():
         if there.limit is not None and length > there.limit:
-            advice = f"truncate to {there.limit} tokens, or extend its table"
+            advice = f"truncate to {there.limit} tokens, or locant.hf.extend(model, {length})"
             return Finding(check, "FAULT", f"{length} {where}, but it serves {there.limit}", advice)
         if there.trained is not None and length > there.trained:
             advice = f"truncate to {there.trained} tokens, or fine-tune at {length}"
@@ -100,5 +100,5 @@ def one_too_many(probe: Probe, limit: int | None) -> Finding:
         check,
         "FAULT",
         f"token {limit + 1} ends in {what.splitlines()[0][:70]}",
-        f"truncate to {limit} tokens; on a GPU this ends the process",
+        f"truncate to {limit} tokens; locant.hf.guard(model) makes it one clear error",
     )
