@@ -46,7 +46,7 @@ SWAPS: dict[str, dict[str, Any] | None] = {  # what is shown: what `attach` is c
 }
 BATCH, MAX_LENGTH, FIT_TEXTS = 16, 128, 48
 SHORT = 100  # characters; longer sentences are left out of training, for time
-START, END = "<!-- minilm-swap -->", "<!-- end of minilm-swap -->"  # where the table stands in a guide
+MARKS = "<!-- {} -->", "<!-- end of {} -->"  # around the table in a guide, with the name of the output folder
 HOST_RATE, ADDED_RATE = 2e-5, 1e-3  # learning rates of the host and of what was added
 
 Pair = tuple[str, str, float]
@@ -229,8 +229,9 @@ def main() -> None:
     given = parser.parse_args()
     if given.docs is not None:
         text, shown = given.docs.read_text(), (given.out / "table.txt").read_text().strip()
-        before, _, rest = text.partition(START)
-        given.docs.write_text(f"{before}{START}\n{shown}\n{END}{rest.partition(END)[2]}")
+        start, end = (mark.format(given.out.name) for mark in MARKS)
+        before, _, rest = text.partition(start)
+        given.docs.write_text(f"{before}{start}\n{shown}\n{end}{rest.partition(end)[2]}")
         return
     path = given.model
     if path is None:
