@@ -52,6 +52,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.docs is not None:
         text, shown = given.docs.read_text(), (given.out / "table.txt").read_text().strip()
+        if START not in text:
+            sys.exit(f"{Path(sys.argv[0]).stem}: {given.docs} has no line {START}; put it where the table goes")
         before, _, rest = text.partition(START)
         given.docs.write_text(f"{before}{START}\n{shown}\n{END}{rest.partition(END)[2]}")
         return

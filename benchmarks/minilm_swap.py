@@ -230,6 +230,8 @@ def main() -> None:
     if given.docs is not None:
         text, shown = given.docs.read_text(), (given.out / "table.txt").read_text().strip()
         start, end = (mark.format(given.out.name) for mark in MARKS)
+        if start not in text:
+            sys.exit(f"{Path(sys.argv[0]).stem}: {given.docs} has no line {start}; put it where the table goes")
         before, _, rest = text.partition(start)
         given.docs.write_text(f"{before}{start}\n{shown}\n{end}{rest.partition(end)[2]}")
         return
