@@ -27,7 +27,6 @@ _LIKE_BERT = (
     "altclip_text_model",
     "bert",
     "blip_text_model",
-    "bridgetower_text_model",
     "bros",
     "camembert",
     "canine",

@@ -65,21 +65,33 @@ MODELS: dict[str, dict[str, Any]] = {
         vision_config=dict(hidden_size=12, intermediate_size=13, num_hidden_layers=1, num_attention_heads=2)
     ),
 }
+WHOLE: dict[str, dict[str, Any]] = {  # models of which only the text tower is run
+    "AltCLIPModel": dict(
+        text_config=dict(project_dim=24),
+        vision_config=dict(
+            hidden_size=12, intermediate_size=13, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+        ),
+        projection_dim=10,
+    ),
+}
 
 
 def run(model: Any) -> dict[str, torch.Tensor]:
     """One batch; pad tokens stand where the mask is 0."""
     seen = mask()
+    model = getattr(model, "text_model", model)
     with torch.no_grad():
         return {"hidden": model(tokens(VOCABULARY).masked_fill(seen == 0, 1), attention_mask=seen)[0]}
 
 
 def main() -> None:
     cases, outputs = {}, {}
-    for name, extra in MODELS.items():
+    for name, extra in (MODELS | WHOLE).items():
         for kind in KINDS:
+            text = {**SIZES, "position_embedding_type": kind}
             cls = getattr(T, name)
-            config = cls.config_class(**{**SIZES, **extra, "position_embedding_type": kind})
+            given = {**extra, "text_config": {**text, **extra["text_config"]}} if name in WHOLE else {**text, **extra}
+            config = cls.config_class(**given)
             config._attn_implementation = "eager"
             model = cls(config).eval()
             shapes = {n: list(t.shape) for n, t in model.state_dict().items() if t.is_floating_point()}
