@@ -26,6 +26,11 @@ class Loaded:
     name: str
     longest: int | None
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Name and number of parameters: what tells whose analysis a folder holds."""
+        return {"name": self.name, "parameters": sum(p.numel() for p in self.model.parameters())}
+
 
 def load_model(source: str | os.PathLike[str]) -> Loaded:
     """A model from a folder, or by its id from the hub's cache, attached encodings included.

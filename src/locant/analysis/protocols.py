@@ -197,7 +197,7 @@ def analyze(
     Raises: ValueError for unknown names, unknown models, weights that are not finite (named), text shorter than a
     window, lengths below 3 or past the table, and more memory than there is (with what to lower).
     """
-    chosen = _chosen(only)
+    chosen = chosen_protocols(only)
     host = read_model(model)
     check_weights(host)
     given = windows
@@ -248,7 +248,8 @@ class _Counted:
         self.report(self.protocol, self.total, self.total)
 
 
-def _chosen(only: Iterable[str] | None) -> list[str]:
+def chosen_protocols(only: Iterable[str] | None) -> list[str]:
+    """Names of protocols in their order; all for None. Raises: ValueError for none, or unknown ones."""
     names = list(PROTOCOLS) if only is None else list(dict.fromkeys([only] if isinstance(only, str) else only))
     for name in names:
         if name not in PROTOCOLS:

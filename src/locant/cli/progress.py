@@ -1,4 +1,4 @@
-"""Progress of a comparison on stderr: bars in a terminal, one line for each event of note elsewhere."""
+"""Progress on stderr: bars in a terminal, one line for each event of note elsewhere."""
 
 from __future__ import annotations
 
@@ -97,3 +97,46 @@ class Watcher:
 
     def _say(self, words: str | Text) -> None:
         self.console.print(words, highlight=False, soft_wrap=True, markup=False)
+
+
+class Bars:
+    """One bar for each named part of a job: call it with (part, done, total); use it as a context manager."""
+
+    def __init__(self, title: str) -> None:
+        self.console = Console(stderr=True)
+        self.title = title
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.bars: dict[str, TaskID] = {}
+        self.started: dict[str, float] = {}
+
+    def __enter__(self) -> Bars:
+        self.progress.start()
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self._finish()
+        self.progress.stop()
+
+    def __call__(self, part: str, done: int, total: int) -> None:
+        """Shows how far a part is; the parts before it are finished."""
+        if part not in self.bars:
+            self._finish()
+            self.bars[part] = self.progress.add_task(f"{self.title}: {part}", total=total)
+            self.started[part] = time.monotonic()
+        self.progress.update(self.bars[part], completed=done, total=total)
+
+    def _finish(self) -> None:
+        for part, bar in self.bars.items():
+            self.progress.remove_task(bar)
+            seconds = time.monotonic() - self.started[part]
+            self.console.print(f"{self.title}: {part}, {seconds:.1f} s", highlight=False, soft_wrap=True, markup=False)
+        self.bars.clear()

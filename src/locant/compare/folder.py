@@ -103,7 +103,7 @@ def open_folder(path: str | Path, recipe: Recipe) -> Iterator[OutputFolder]:
     try:
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            lock = _locked(folder.path)
+            lock = lock_folder(folder.path)
             _check_recipe(folder)
             for name in ("runs", "speed"):
                 (folder.path / name).mkdir(exist_ok=True)
@@ -116,7 +116,11 @@ def open_folder(path: str | Path, recipe: Recipe) -> Iterator[OutputFolder]:
             lock.close()
 
 
-def _locked(path: Path) -> IO[str]:
+def lock_folder(path: Path, command: str = "compare") -> IO[str]:
+    """A lock on an output folder, held until it is closed.
+
+    Raises: ValueError where another `locant <command>` holds it; OSError where the folder cannot be written.
+    """
     lock = open(path / ".lock", "w")  # its life is the lock's
     if fcntl is not None:
         try:
@@ -124,7 +128,7 @@ def _locked(path: Path) -> IO[str]:
         except BlockingIOError:
             lock.close()
             raise ValueError(
-                f"compare: {str(path)!r} is in use by another locant compare; wait for it, or give another --out"
+                f"{command}: {str(path)!r} is in use by another locant {command}; wait for it, or give another --out"
             ) from None
     return lock
 

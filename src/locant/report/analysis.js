@@ -39,7 +39,7 @@ function missingHead(model) {
   if (chosen.layer >= model.num_layers) return `This model has ${model.num_layers} layers.`;
   return layerOf(model) ? "" : `Layer ${chosen.layer} adds nothing of its own here; choose layer ${Object.keys(view.layers)[0]}.`;
 }
-const skipped = (model, protocol) => `Not run: ${model.skipped[protocol] || "left out by --only"}.`;
+const skipped = (model, protocol) => `Not run: ${(model.skipped[protocol] || "left out by --only").replace(/^analysis: /, "")}.`;
 
 const panels = {
   map(model, box) {

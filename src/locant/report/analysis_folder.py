@@ -1,0 +1,121 @@
+"""The output folder of an analysis: one lock, every file written whole, another model's analysis kept.
+
+analysis.json, compared.json      the model, and the one beside it: all numbers, null where undefined
+index.html                        the page
+tables/<name>.csv                 one for each table, both models in it
+figures/<name>.svg, .png          figures/compared/ for the model beside it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from locant.analysis import Analysis
+from locant.compare.folder import lock_folder
+from locant.compare.results import write_atomically
+from locant.plots import analysis_figures, save
+from locant.report.analysis_page import write_analysis_page
+from locant.report.analysis_tables import analysis_tables
+
+MAIN, BESIDE = "analysis.json", "compared.json"
+MAKER = "locant analyze"
+
+
+class AnalysisFolder:
+    """An output folder that is checked and locked; see `open_analysis_folder`."""
+
+    def __init__(self, path: Path, before: Sequence[str]) -> None:
+        self.path, self.before = path, before
+
+    def write(self, analyses: Sequence[Analysis], environment: Mapping[str, Any]) -> Path:
+        """Writes all files, takes away those of an earlier analysis that this one has not, and returns the page.
+
+        Raises: OSError where the folder cannot be written.
+        """
+        try:
+            written = [
+                str(self._figure(folder, name, figure, kind).relative_to(self.path))
+                for folder, one in zip(("figures", "figures/compared"), analyses, strict=False)
+                for name, figure in analysis_figures(one).items()
+                for kind in ("svg", "png")
+            ]
+            for name, text in analysis_tables(analyses).items():
+                written.append(f"tables/{name}.csv")
+                write_atomically(self.path / written[-1], text)
+            page = write_analysis_page(analyses, self.path / "index.html", environment=environment)
+            written += ["index.html", *(BESIDE for _ in analyses[1:])]
+            for name, one in list(zip((MAIN, BESIDE), analyses, strict=False))[::-1]:
+                body = {"made_by": MAKER, "models": identity(analyses), "files": written, "environment": environment}
+                text = json.dumps({**body, **one.to_dict()}, allow_nan=False, ensure_ascii=False)
+                write_atomically(self.path / name, text + "\n")
+            for stale in set(self.before) - set(written):
+                (self.path / stale).unlink(missing_ok=True)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        return page
+
+    def _figure(self, folder: str, name: str, figure: Any, kind: str) -> Path:
+        return save(figure, self.path / folder / f"{name}.{kind}")
+
+
+def identity(analyses: Sequence[Analysis]) -> list[dict[str, Any]]:
+    """By what a folder tells whose analysis it holds."""
+    return [{"name": one.model.name, "parameters": one.model.parameters} for one in analyses]
+
+
+@contextlib.contextmanager
+def open_analysis_folder(
+    path: str | Path, models: Sequence[Mapping[str, Any]], *, overwrite: bool = False
+) -> Iterator[AnalysisFolder]:
+    """The output folder for these models (name and parameters each), made where it is new, locked until the block ends.
+
+    An analysis of the same models in it is replaced; that of others only with ``overwrite``. A folder that was new, and
+    to which nothing was written, is taken away again.
+    Raises: ValueError where it is in use, or holds other files or other models; OSError where it cannot be written.
+    """
+    path = Path(path)
+    new = not path.exists()
+    lock = None
+    try:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = lock_folder(path, "analyze")
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        yield AnalysisFolder(path, _check(path, list(models), overwrite))
+    finally:
+        if lock is not None:
+            lock.close()
+            if new and [entry.name for entry in path.iterdir()] == [".lock"]:
+                (path / ".lock").unlink()
+                path.rmdir()
+
+
+def _check(path: Path, models: list[Mapping[str, Any]], overwrite: bool) -> list[str]:
+    """The files of the analysis that may be replaced, none in an empty folder; raises ValueError otherwise."""
+    others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+    if not others:
+        return []
+    try:
+        body = json.loads((path / MAIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        body = None
+    if not isinstance(body, dict) or body.get("made_by") != MAKER:
+        raise ValueError(
+            f"analyze: {str(path)!r} holds other files ({', '.join(others[:3])}), needed an empty folder or an "
+            "analysis of this model; give another --out"
+        )
+    if body["models"] != models and not overwrite:
+        there, here = (" and ".join(one["name"] for one in each) for each in (body["models"], models))
+        raise ValueError(
+            f"analyze: {str(path)!r} holds the analysis of {there}, not of {here}; give another --out, or --overwrite"
+        )
+    return [name for name in body["files"] if ".." not in name and not Path(name).is_absolute()]
+
+
+def _unwritable(path: Path, error: OSError) -> OSError:
+    return OSError(f"analyze: cannot write {str(path)!r}: {error.strerror or error}; free space, or give another --out")
