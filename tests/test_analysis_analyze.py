@@ -1,5 +1,6 @@
 """All protocols at once: names in the plain form, what is skipped and why, progress, text, what is refused."""
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
 from __future__ import annotations
 
 import json

@@ -1,5 +1,6 @@
 """Word and position in the first attention: sums are the model's logits, maps are the published products."""
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,6 @@
 """Locality, symmetry, monotonicity, identical words, word swaps: definitions and degenerate inputs."""
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
 from __future__ import annotations
 
 import math

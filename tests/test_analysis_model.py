@@ -1,5 +1,6 @@
 """What is read from a model is what the model computes, in every family; and the model stays as it was."""
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
 from __future__ import annotations
 
 import copy

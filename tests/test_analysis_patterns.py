@@ -1,5 +1,6 @@
 """Head patterns and attention by distance: synthetic logits, heads built to look at a neighbor, companions of terms."""
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
 from __future__ import annotations
 
 import math

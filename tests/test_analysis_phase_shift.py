@@ -1,5 +1,6 @@
 """Phase shift: controls that may not move, models that must, scores against plain loops."""
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
 from __future__ import annotations
 
 import functools

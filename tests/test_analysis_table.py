@@ -1,5 +1,6 @@
 """What rows of a table know, position probes, the course of a training run: planted answers and degenerate inputs."""
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
 from __future__ import annotations
 
 import math

@@ -1,5 +1,6 @@
 """R^2 of diagonals, its nulls, and kernels fitted to scoring functions: known answers and degenerate inputs."""
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
 from __future__ import annotations
 
 import math

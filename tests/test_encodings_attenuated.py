@@ -1,5 +1,6 @@
 """Hand-made encodings: the public row form, sides, the start of the table, what is refused."""
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalOperand=false
 from __future__ import annotations
 
 import math
