@@ -392,6 +392,13 @@ def test_extend_refuses_with_the_reason() -> None:
         locant.hf.extend(given, 40)
 
 
+def test_tables_that_are_no_rows_of_tokens_are_refused() -> None:
+    sizes: dict[str, Any] = dict(hidden_size=24, num_attention_heads=3, num_hidden_layers=1, intermediate_size=37)
+    model = T.ViTModel(T.ViTConfig(**sizes, image_size=12, patch_size=4))
+    with pytest.raises(ValueError, match=r"the positions of vit are embeddings.position_embeddings, and only one"):
+        locant.hf.extend(model, 40)
+
+
 def test_a_refusal_changes_nothing() -> None:
     model = noisy(host("bert"), "huang_m2", keep_absolute=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}

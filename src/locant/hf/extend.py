@@ -71,14 +71,21 @@ def _plans(site: Site, there: Attachment | None, length: int, rule: str, theta: 
     """What is to be done to one stack, all of it checked, none of it done."""
     if there is not None:
         yield from _attached_plans(site, there, length, rule, theta)
-    if table_rows(site) is not None:
+    if there is not None and not there.spec.keep_absolute:
+        return
+    tables = [path for kind, path in site.own if kind in ("table", "weight")]
+    if tables:
         if theta is not None:
             raise ValueError(f"extend: theta={theta} is for rotary positions but {site.family.name} has a table")
+        if len(tables) > 1 or table_rows(site) is None:
+            raise ValueError(
+                f"extend: the positions of {site.family.name} are {', '.join(tables)}, and only one nn.Embedding with "
+                "a row for each token can be made longer; attach an encoding instead of it"
+            )
         yield _table_plan(site, there, length, rule)
-    if there is None or there.spec.keep_absolute:
-        for kind, path in site.own:
-            if kind == "rotary":
-                yield _rotary_plan(site, path, length, rule, theta)
+    for kind, path in site.own:
+        if kind == "rotary":
+            yield _rotary_plan(site, path, length, rule, theta)
 
 
 # --- the host's own table ---------------------------------------------------------------------------------------------
