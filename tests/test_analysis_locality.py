@@ -191,9 +191,9 @@ def test_roles_are_exchanged():
     sentence = Roles(tuple("the dog bit a large man today".split()), (0, 2), (3, 6))
     assert swap_roles(sentence) == "a large man bit the dog today".split()
     assert swap_roles(Roles(sentence.words, (3, 6), (0, 2))) == swap_roles(sentence)
-    for spans in (((0, 3), (2, 5)), ((0, 2), (5, 9)), ((1, 1), (2, 3))):
+    for first, second in (((0, 3), (2, 5)), ((0, 2), (5, 9)), ((1, 1), (2, 3))):
         with pytest.raises(ValueError, match=r"do not fit a sentence of 7 words"):
-            swap_roles(Roles(sentence.words, *spans))
+            swap_roles(Roles(sentence.words, first, second))
 
 
 def test_a_bag_of_words_does_not_notice_and_a_reader_does():
