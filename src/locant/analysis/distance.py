@@ -92,6 +92,11 @@ def by_distance(
     return ByDistance(k[cut], (sums / counts)[..., cut], mass[..., cut], counts[cut], mean_distance)
 
 
+def uniform_distance(n: int, *, causal: bool = False) -> float:
+    """Mean distance of equal weights on all keys (on those up to the query where ``causal``)."""
+    return (n - 1) / 4 if causal else (n * n - 1) / (3 * n)
+
+
 def attention_by_distance(
     host: Host,
     windows: Int[Tensor, "N n"],

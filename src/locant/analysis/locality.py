@@ -86,6 +86,14 @@ def locality(matrix: Float[Tensor, "n n"]) -> float:
     return float((as_double(matrix) * torch.exp2(-(index[None, :] - index[:, None]).abs())).sum() / n)
 
 
+def uniform_locality(n: int, *, causal: bool = False) -> float:
+    """Locality of equal weights on all keys (up to the query where ``causal``): what to hold others against."""
+    index = torch.arange(n, dtype=torch.float64)
+    seen = torch.ones(n, n, dtype=torch.float64)
+    seen = seen.tril() if causal else seen
+    return float((seen / seen.sum(-1, keepdim=True) * torch.exp2(-(index[None, :] - index[:, None]).abs())).sum() / n)
+
+
 def _pairs(matrix: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Left and right neighbors at equal distance, for every row that has any."""
     m, n = as_double(matrix), matrix.shape[0]

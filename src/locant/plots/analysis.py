@@ -16,22 +16,25 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from locant.analysis import Analysis, Course
 from locant.analysis.correlations import Correlations
-from locant.analysis.distance import AttentionByDistance
-from locant.analysis.locality import Locality
+from locant.analysis.distance import AttentionByDistance, uniform_distance
+from locant.analysis.locality import Locality, uniform_locality
 from locant.analysis.patterns import Patterns
 from locant.analysis.phase_shift import PhaseShift
 from locant.analysis.probe import Probe
 from locant.analysis.table import Table
 from locant.analysis.translation_invariance import TranslationInvariance
-from locant.plots.style import COLORS, INK, MUTED, PAPER, TWO_COLUMN, styled
+from locant.plots.style import COLORS, INK, MUTED, NONE_COLOR, PAPER, TWO_COLUMN, styled
 
 AMOUNT = LinearSegmentedColormap.from_list("locant amount", [PAPER, "#5b9bd5", "#07223f"])
 SIGNED = LinearSegmentedColormap.from_list("locant signed", ["#a8510a", "#f6f7f8", "#1d5fa8"])
-LABELS = ("previous", "next", "whole", "local", "broad", "other")
+LABELS = dict(
+    zip(("previous", "next", "whole", "local", "broad", "other"), (*COLORS[:2], NONE_COLOR, *COLORS[2:5]), strict=True)
+)
 CONTROL: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (1, 2))}
 MOST = 12  # heads that are drawn one by one
 
@@ -140,13 +143,13 @@ def patterns_of_heads(result: Patterns, width: float = TWO_COLUMN) -> Figure:
             here.set_yticks(range(len(layers)), [str(layer.layer) for layer in layers])
             here.grid(False)
         axes[0, 0].set_ylabel("layer")
-        patches = [Patch(color=COLORS[at], label=f"{name[0].upper()} {name}") for at, name in enumerate(LABELS)]
+        patches = [Patch(color=color, label=f"{name[0].upper()} {name}") for name, color in LABELS.items()]
         figure.legend(handles=patches, loc="outside lower center", ncols=len(LABELS), frameon=False)
     return figure
 
 
 def _square(axes: Axes, column: int, row: int, label: str | None) -> None:
-    color = MUTED if label is None else COLORS[LABELS.index(label)]
+    color = MUTED if label is None else LABELS[label]
     axes.fill(
         [column - 0.46, column + 0.46, column + 0.46, column - 0.46],
         [row - 0.46, row - 0.46, row + 0.46, row + 0.46],
@@ -159,7 +162,7 @@ def attention_by_offset(result: AttentionByDistance, width: float = TWO_COLUMN) 
     """Attention per pair by offset, mean over the heads of each layer, and how far each head reaches."""
     n, layers = result.length, result.mean.shape[0]
     causal = bool((result.counts[result.offsets > 0] == 0).all())
-    even = (n - 1) / 4 if causal else (n * n - 1) / (3 * n)
+    even = uniform_distance(n, causal=causal)
     with styled():
         figure, axes = _sheet(width, 2.5, 1, 2)
         left, right = axes[0]
@@ -175,6 +178,7 @@ def attention_by_offset(result: AttentionByDistance, width: float = TWO_COLUMN) 
             "equal weights", (0.99, even), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7
         )
         right.set(xlabel="layer", ylabel="mean distance of a head (tokens)", ylim=(0, None))
+        _whole_numbers(right)
     return figure
 
 
@@ -191,10 +195,12 @@ def drift_by_shift(result: PhaseShift, width: float = TWO_COLUMN) -> Figure:
         _by_layer(here, result.shifts, result.drift.cosine.T, name="layer (0: embeddings)")
         here.axhline(1.0, **CONTROL)
         here.set(xlabel="shift of all positions", ylabel="cosine with shift 0")
+        _at_least(here, 0.01)
         for (name, values), other in zip(shown, axes[0, 1:], strict=True):
             other.plot(result.shifts, values, color=COLORS[0], marker="o")
             other.axhline(float(values[0]), **CONTROL)
             other.set(xlabel="shift of all positions", ylabel=name)
+            _at_least(other, 0.02 * abs(float(values[0])))
     return figure
 
 
@@ -210,9 +216,10 @@ def locality_by_layer(result: Locality, width: float = TWO_COLUMN) -> Figure:
         for at, (key, name) in enumerate(names.items()):
             y = [math.nan if (value := getattr(one, key)) is None else value for one in words.per_layer]
             right.plot(range(len(y)), y, color=COLORS[at], marker="os^"[at], label=name)
-        index = np.arange(words.length)
-        right.axhline(float((2.0 ** -np.abs(index[:, None] - index)).mean()), **CONTROL)
+        causal = not bool(words.map.triu(1).any())
+        right.axhline(uniform_locality(words.length, causal=causal), **CONTROL)
         right.set(xlabel="layer", ylim=(0, 1.03))
+        _whole_numbers(right)
         right.legend(frameon=False, fontsize=7)
     return figure
 
@@ -227,6 +234,7 @@ def probe_by_layer(result: Probe, width: float = TWO_COLUMN) -> Figure:
         left.plot(result.layers, result.linear_distance, color=COLORS[1], marker="s", label="linear probe")
         left.axhline(result.chance, label="chance", **CONTROL)
         left.set(xlabel="layer (0: embeddings)", ylabel="distance (tokens)", ylim=(0, None))
+        _whole_numbers(left)
         left.legend(frameon=False, fontsize=7)
         right.plot([0, result.length - 1], [0, result.length - 1], **CONTROL)
         for layer in sorted({0, layers // 2, layers - 1}):
@@ -307,6 +315,17 @@ def _image(axes: Axes, values: Tensor, n: int, colors: LinearSegmentedColormap, 
     axes.set_xlabel("key")
     axes.tick_params(labelsize=7)
     return image
+
+
+def _whole_numbers(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _at_least(axes: Axes, spread: float) -> None:
+    """Widens the axis of values that hardly differ: rounding is no change."""
+    low, high = axes.get_ylim()
+    if high - low < spread:
+        axes.set_ylim((low + high - spread) / 2, (low + high + spread) / 2)
 
 
 def _layer_color(layer: int, layers: int) -> Any:

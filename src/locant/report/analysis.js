@@ -47,7 +47,7 @@ const panels = {
     if (missing || !layer.maps) return { missing: missing || skipped(model, "distance") };
     const view = viewOf(model), attention = view.id === "attention";
     drawMap(box, { packed: layer.maps, index: chosen.head, n: view.n, signed: !attention, offset: chosen.offset, name: `${view.title}, layer ${chosen.layer}, head ${chosen.head}` });
-    return attention ? cite("mean distance", headOf(layer.far), `equal weights ${text(evenDistance(model), 1)}`, 1)
+    return attention ? cite("mean distance", headOf(layer.far), `equal weights ${text(model.even.distance, 1)}`, 1)
       : cite("R²", headOf(layer.r2), `positions shuffled ${text(headOf(layer.null))}, n = ${view.n}`);
   },
   curve(model, box) {
@@ -58,7 +58,7 @@ const panels = {
     const y = headOf(layer.curve).slice(0, last);
     series.push({ name: attention ? "attention" : "f(k)", y, color: HUES[0] });
     if (layer.fit) series.push({ name: "5 kernels", y: headOf(layer.fit), color: HUES[1], dash: "5 4" });
-    const flats = attention ? [{ name: "equal weights, about", y: model.causal ? 2 / (model.length + 1) : 1 / model.length }] : [];
+    const flats = attention ? [{ name: "equal weights, about", y: model.even.weight }] : [];
     drawChart(box, { x: x.slice(0, last), series, flats, cursor: chosen.offset, xlabel: "offset k = key − query", ylabel: attention ? "attention per pair" : "logit", name: `curve by offset of layer ${chosen.layer}, head ${chosen.head}` });
     const at = y[x.indexOf(chosen.offset)];
     if (attention) return cite(`k = ${text(chosen.offset)}`, at, `equal weights about ${text(flats[0].y)}`, 4);
@@ -142,7 +142,7 @@ const panels = {
     if (!found) return { missing: skipped(model, "locality") };
     const names = { locality: "locality", symmetry: "symmetry, published", symmetry_raw: "symmetry, stable" };
     const series = Object.entries(names).map(([key, name], k) => ({ name, y: found.layers.map((one) => one[key]), color: HUES[k], dash: ["", "6 3", "2 3"][k] }));
-    const even = evenLocality(model, found.length);
+    const even = model.even.locality;
     drawChart(box, { x: found.layers.map((_, k) => k), series, flats: [{ name: "locality of equal weights", y: even }], cursor: found.layers.length - 1, range: [0, 1.02], xlabel: "layer", ylabel: "0 to 1", name: "locality and symmetry by layer" });
     return cite("locality", found.locality, `equal weights ${text(even)}; symmetry ${text(found.symmetry)} (stable ${text(found.symmetry_raw)}), equal weights 1; all layers`);
   },
@@ -170,15 +170,6 @@ const noTable = (model) => (model.table ? "This model has no LayerNorm before it
 const shifts = [...new Set(models.flatMap((model) => (model.shift ? model.shift.shifts : [])))].sort((one, other) => one - other);
 const shiftOf = (found) => nearest(found.shifts, shifts[chosen.shift]);
 const probedOf = (found) => Math.min(chosen.probed, found.distance.length - 1);
-const evenDistance = (model) => (model.causal ? (model.length - 1) / 4 : (model.length ** 2 - 1) / (3 * model.length));
-function evenLocality(model, n) {
-  let sum = 0;
-  for (let i = 0; i < n; i += 1) {
-    const last = model.causal ? i : n - 1;
-    for (let j = 0; j <= last; j += 1) sum += 2 ** -Math.abs(i - j) / (last + 1);
-  }
-  return sum / n;
-}
 
 // --- the grid of heads -------------------------------------------------------------------------------------------------
 

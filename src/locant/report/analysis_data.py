@@ -11,6 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.analysis import Analysis
+from locant.analysis.distance import uniform_distance
+from locant.analysis.locality import uniform_locality
 from locant.analysis.patterns import LayerPatterns
 from locant.analysis.plain import reduced
 from locant.analysis.translation_invariance import HeadInvariance
@@ -42,7 +44,10 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
         "rows": _rows(analysis),
         "companions": _companions(analysis),
     }
-    facts = {**vars(analysis.model), "length": analysis.length, "skipped": analysis.skipped}
+    n, causal = analysis.length, analysis.model.causal
+    even = {"distance": uniform_distance(n, causal=causal), "locality": uniform_locality(n, causal=causal)}
+    even["weight"] = 2 / (n + 1) if causal else 1 / n
+    facts = {**vars(analysis.model), "length": n, "skipped": analysis.skipped, "even": rounded(even)}
     return {**facts, **parts}
 
 

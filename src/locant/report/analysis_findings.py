@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from locant.analysis import Analysis
+from locant.analysis.distance import uniform_distance
+from locant.analysis.locality import uniform_locality
 from locant.analysis.patterns import LayerPatterns
 
 
@@ -136,7 +138,7 @@ def _distance(analysis: Analysis) -> Iterator[Finding]:
     if found is None:
         return
     n, flat = found.length, found.mean_distance.flatten()
-    even = (n - 1) / 4 if analysis.model.causal else (n * n - 1) / (3 * n)
+    even = uniform_distance(n, causal=analysis.model.causal)
     value = f"{number(float(flat.mean()), 1)} ({number(float(flat.min()), 1)} to {number(float(flat.max()), 1)})"
     control = f"equal weights {number(even, 1)}"
     yield Finding(
@@ -182,12 +184,6 @@ def _shift(analysis: Analysis) -> Iterator[Finding]:
             f"Of {found.acceptability.pairs} pairs, the share told right falls by at most {number(worst)} from "
             f"{number(here)} at shift 0 (chance 0.5).",
         )
-
-
-def uniform_locality(n: int, *, causal: bool = False) -> float:
-    """Locality of equal attention weights, the control of protocol (e)."""
-    rows = [sum(2.0 ** -abs(i - j) for j in range(i + 1 if causal else n)) / (i + 1 if causal else n) for i in range(n)]
-    return statistics.fmean(rows)
 
 
 def _locality(analysis: Analysis) -> Iterator[Finding]:
