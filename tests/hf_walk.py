@@ -399,7 +399,7 @@ def page(findings: list[Finding]) -> str:
         "# Every architecture of transformers",
         "",
         f"Made with transformers {T.__version__} by `python -m tests.hf_walk`, which builds every architecture that",
-        "has an Auto class with a tiny random configuration, attaches `huang_m4+tisa` with random tables, and compares.",
+        "has an Auto class with a tiny random configuration, attaches `huang_m4+tisa` with random tables and compares.",
         'What is "left as it is" keeps its own positions; attach to it by itself: `attach(model.vision_tower, ...)`.',
         "",
         "| Result | Architectures | Meaning |",
