@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from jaxtyping import Bool
 from torch import Tensor
 
 from locant.terms import Operands, Term
+
+F = TypeVar("F", bound=Callable)
 
 
 @dataclass(frozen=True)
@@ -32,3 +35,12 @@ class Backend:
 
     refuses: Callable[[Call], str | None]
     run: Callable[[Call], Tensor | tuple[Tensor, Tensor]]
+
+
+def constant(function: F) -> F:
+    """While compiling, the function is called once and its result is a constant.
+
+    It is the mark that `torch.compiler.assume_constant_result` sets, without the compiler, which takes seconds to load.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from locant.backends.call import Call
+from locant.backends.call import Call, constant
 from locant.terms import (
     LogitMap,
     LowRankBias,
@@ -60,7 +60,7 @@ def order(call: Call) -> tuple[str, ...]:
     return UNMEASURED
 
 
-@torch.compiler.assume_constant_result  # not on the cached function: dynamo would look into that one
+@constant  # not on the cached function: dynamo would look into that one
 def steps(device: str, family: str, name: str) -> tuple[tuple[int | None, tuple[str, ...]], ...]:
     """(length up to which, backends in order), in rising lengths; the last has no limit."""
     return _ranked(device, family, name)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from locant.backends import blocked, dropout, operator
-from locant.backends.call import Backend, Call
+from locant.backends.call import Backend, Call, constant
 from locant.backends.native import build, lower
 from locant.backends.native.build import Unavailable
 from locant.backends.operator import Kernel
@@ -236,7 +236,7 @@ def refuses(call: Call) -> str | None:
     return operator.refuses() or lower.refuses(call) or _missing()
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _missing() -> str | None:
     """Why there is no kernel."""
     found = _load()
