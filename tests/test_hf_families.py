@@ -231,7 +231,7 @@ def test_a_host_that_hands_no_keywords_on_is_served_and_left_clean() -> None:
     routes = [vars(m)["locant_route"] for m in model.modules() if "locant_route" in vars(m)]
     assert len(routes) == 2 and routes == [None, None]
     model.train().activation_checkpointing_enable({"use_reentrant": False})
-    with pytest.raises(RuntimeError, match=r"StableLmAttention 0 got no positions.*gradient checkpointing"):
+    with pytest.raises(RuntimeError, match=r"StableLmAttention 1 got no positions.*gradient checkpointing"):
         first(model(inputs_embeds=torch.randn(1, 4, tiny.WIDTH, requires_grad=True))).sum().backward()
 
 
@@ -256,7 +256,7 @@ def test_a_tower_is_left_as_it_is_and_can_be_attached_by_itself() -> None:
     assert [path for path, _, _ in attachments(model)] == ["language_model"]
     assert any("position_embedding" in name for name, _ in model.vision_tower.named_parameters())
     locant.hf.attach(model.vision_tower, "shaw")
-    assert [path for path, _, _ in attachments(model)] == ["language_model", "vision_tower"]
+    assert {path for path, _, _ in attachments(model)} == {"language_model", "vision_tower"}
     locant.hf.detach(model)
     assert not attachments(model)
 
