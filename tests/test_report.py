@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import itertools
-import json
 import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -19,47 +14,10 @@ from locant.compare.conclusions import conclusions
 from locant.compare.results import ResultTable, RunResult
 from locant.plots.style import DARK
 from locant.report import render, write_report
+from tests.browser import Page, browse
 from tests.compare_tables import PROFILES, make_table
 
-VOID = {"meta", "br", "input", "link", "img", "hr"}
 BAD = "<script>alert(1)</script>&\"'"
-
-
-class Page(HTMLParser):
-    """What a page holds, with every tag checked to be closed in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[tuple[str, str]] = []
-        self.feed(text)
-        self.close()
-        assert self.open == [], f"never closed: {self.open}"
-
-    def handle_starttag(self, tag, attrs):
-        names = [name for name, _ in attrs]
-        assert len(names) == len(set(names)), f"an attribute twice in <{tag} {attrs}>"
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
-        self.open.pop()
-
-    def handle_data(self, data):
-        if data.strip():
-            self.text.append((self.open[-1] if self.open else "", data.strip()))
-
-    def all(self, name: str) -> list[dict[str, str | None]]:
-        return [attributes for tag, attributes in self.tags if tag == name]
-
-    def values(self, attribute: str) -> list[str]:
-        return [value for _, attributes in self.tags if (value := attributes.get(attribute)) is not None]
 
 
 def sparse_tables() -> dict[str, ResultTable]:
@@ -199,8 +157,6 @@ def test_every_color_of_the_figures_follows_the_scheme(twenty):
 # --- a real browser --------------------------------------------------------------------------------------------------
 
 PROBE = """
-const out = {};
-const frames = [...document.querySelectorAll("iframe")];
 function probe(frame) {
   const page = frame.contentDocument, view = frame.contentWindow, root = page.documentElement, seen = {};
   seen.client = root.clientWidth;
@@ -225,36 +181,12 @@ function probe(frame) {
   seen.after = names();
   return seen;
 }
-window.addEventListener("load", () => {
-  try { for (const frame of frames) out[frame.id] = probe(frame); } catch (error) { out.error = String(error); }
-  document.title = JSON.stringify(out);
-});
 """
 
 
-def browse(folder: Path, page: str, *flags: str) -> dict:
-    """Opens the page 360 and 1280 pixels wide in headless Chromium and returns what the probe saw there."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium on this machine")
-    frames = "".join(
-        f'<iframe id="w{width}" style="width:{width}px;height:800px;border:0" srcdoc="{html.escape(page)}"></iframe>'
-        for width in (360, 1280)
-    )
-    path = folder / "probe.html"
-    path.write_text(f"<!doctype html><title>-</title>{frames}<script>{PROBE}</script>", encoding="utf-8")
-    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"]
-    command += [f"--user-data-dir={folder / 'profile'}", "--window-size=1300,900", *flags, "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    title = re.search(r"<title>(.*?)</title>", done.stdout)
-    assert title is not None, done.stdout[:500]
-    return json.loads(html.unescape(title[1]))
-
-
 def test_a_browser_shows_the_page_at_phone_and_desktop_width(tmp_path, twenty):
-    seen = browse(tmp_path, twenty)
-    assert "error" not in seen, seen
+    seen = browse(tmp_path, twenty, PROBE)
+    assert "error" not in seen and not seen["console"], seen
     phone, desktop = seen["w360"], seen["w1280"]
     assert phone["client"] == 360 and phone["scroll"] == 360, "the page scrolls sideways on a phone"
     assert desktop["scroll"] == desktop["client"] == 1280
@@ -267,7 +199,7 @@ def test_a_browser_shows_the_page_at_phone_and_desktop_width(tmp_path, twenty):
 
 
 def test_a_browser_in_dark_mode_gets_a_dark_page(tmp_path, twenty):
-    seen = browse(tmp_path, twenty, "--blink-settings=preferredColorScheme=0")
+    seen = browse(tmp_path, twenty, PROBE, "--blink-settings=preferredColorScheme=0")
     assert seen["w360"]["background"] == seen["w1280"]["background"] == "rgb(13, 17, 23)"
 
 
@@ -279,6 +211,6 @@ def test_hostile_labels_do_not_widen_the_page_or_run(tmp_path):
     )
     runs += tuple(RunResult(f"filler {k}", {}, 0, "failed", long) for k in range(2))
     named = dataclasses.replace(table, runs=runs, baseline=f"none {BAD}{long}", speeds={}, recipe={long: long})
-    seen = browse(tmp_path, render(named))
-    assert "error" not in seen, seen
+    seen = browse(tmp_path, render(named), PROBE)
+    assert "error" not in seen and not seen["console"], seen
     assert seen["w360"]["scroll"] == 360 and seen["w1280"]["scroll"] == 1280

@@ -14,6 +14,7 @@ from locant.analysis.protocols import free_memory
 from locant.hf.lengths import load_with_head
 from locant.hf.weights import weight_files
 
+VOCABULARIES = ("tokenizer*", "vocab*", "*.model")  # what a tokenizer is made of; without, transformers makes up one
 USUAL = 128  # tokens of a window where the model has room for them
 
 
@@ -40,11 +41,13 @@ def load_model(source: str | os.PathLike[str]) -> Loaded:
     from transformers import AutoTokenizer
 
     folder = _folder(source)
+    if not any(file for pattern in VOCABULARIES for file in folder.glob(pattern)):
+        raise ValueError(f"analyze: {str(folder)!r} holds no tokenizer; save the model's tokenizer beside it")
     _check_size(folder)
     try:
         model, _ = load_with_head(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"analyze: {str(source)!r} does not load: {' '.join(str(error).split())[:300]}") from error
     name = Path(source).name or folder.resolve().name
     return Loaded(model, tokenizer, name, read_model(model).trained_length)
@@ -64,7 +67,7 @@ def _folder(source: str | os.PathLike[str]) -> Path:
         raise ValueError(
             f"analyze: {str(source)!r} holds {found}, needed a config.json; give the folder of a saved model"
         )
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     try:
         file = cached_file(str(source), "config.json", local_files_only=True)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from locant.analysis import Analysis
     from locant.analysis.load import Loaded
-    from locant.analysis.protocols import Progress
 
 HELP = """Analyze what a model does with positions: how much of it depends on the offset alone, where heads look, what a
 shift of all positions changes, where absolute position can be read.
@@ -93,7 +92,6 @@ def _analyze(loaded: Loaded, texts: Sequence[str], names: Sequence[str], length:
     from locant.cli.progress import Bars
 
     with Bars(loaded.name) as bars:
-        report: Progress = bars
         return run_analysis(
             loaded.model,
             loaded.tokenizer,
@@ -102,7 +100,7 @@ def _analyze(loaded: Loaded, texts: Sequence[str], names: Sequence[str], length:
             length=length,
             seed=seed,
             name=loaded.name,
-            progress=report,
+            progress=bars,
         )
 
 

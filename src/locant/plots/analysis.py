@@ -1,6 +1,7 @@
 """Figures of an analysis for papers, one function for each result: a dataclass and a width in inches in, Figure out.
 
-Maps share two scales of color (one from light to dark, one from orange over light to blue), layers are drawn from dark
+Maps share two scales of color (one from light to dark, by the square root of attention, and one from orange over light
+to blue), layers are drawn from dark
 to light, and what a number must be held against is drawn dotted.
 """
 
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
+from matplotlib.colors import LinearSegmentedColormap, Normalize, PowerNorm, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -32,7 +33,7 @@ from locant.plots.style import COLORS, INK, MUTED, NONE_COLOR, PAPER, TWO_COLUMN
 
 AMOUNT = LinearSegmentedColormap.from_list("locant amount", [PAPER, "#5b9bd5", "#07223f"])
 SIGNED = LinearSegmentedColormap.from_list("locant signed", ["#a8510a", "#f6f7f8", "#1d5fa8"])
-LABELS = dict(
+LABELS: dict[str, str] = dict(
     zip(("previous", "next", "whole", "local", "broad", "other"), (*COLORS[:2], NONE_COLOR, *COLORS[2:5]), strict=True)
 )
 CONTROL: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (1, 2))}
@@ -47,16 +48,19 @@ def analysis_figures(analysis: Analysis, width: float = TWO_COLUMN) -> dict[str,
         found["similarity_of_positions"] = similarity_of_positions(invariance, width)
     if invariance is not None:
         found["scoring_functions"] = scoring_functions(invariance, width)
-    drawings: tuple[tuple[Any, Callable[[Any, float], Figure]], ...] = (
-        (analysis.correlations, word_position_maps),
-        (analysis.patterns, patterns_of_heads),
-        (analysis.distance, attention_by_offset),
-        (analysis.phase_shift, drift_by_shift),
-        (analysis.locality, locality_by_layer),
-        (analysis.probe, probe_by_layer),
-        (analysis.table, spectrum_of_table),
-    )
-    found |= {draw.__name__: draw(result, width) for result, draw in drawings if result is not None}
+    drawings: dict[str, Callable[[Any, float], Figure]] = {
+        "correlations": word_position_maps,
+        "patterns": patterns_of_heads,
+        "distance": attention_by_offset,
+        "phase_shift": drift_by_shift,
+        "locality": locality_by_layer,
+        "probe": probe_by_layer,
+        "table": spectrum_of_table,
+    }
+    for protocol, draw in drawings.items():
+        result = getattr(analysis, protocol)
+        if result is not None:
+            found[draw.__name__] = draw(result, width)
     return found
 
 
@@ -75,7 +79,7 @@ def similarity_of_positions(result: TranslationInvariance, width: float = TWO_CO
         for (title, one), (left, right) in zip(shown, axes, strict=True):
             _map(figure, left, one.map, one.n, signed=True)
             left.set_title(f"{title}: R² = {_text(one.r2)} (random rows {_text(one.null)})")
-            right.plot(one.offsets, one.profile, color=COLORS[0], linewidth=1.0)
+            right.plot(one.offsets.numpy(), one.profile.numpy(), color=COLORS[0], linewidth=1.0)
             right.set(
                 xlabel="offset k", ylabel="mean product", title=f"off the diagonal: R² = {_text(one.r2_off_diagonal)}"
             )
@@ -96,10 +100,14 @@ def scoring_functions(result: TranslationInvariance, width: float = TWO_COLUMN) 
             if head >= count:
                 here.set_axis_off()
                 continue
-            here.plot(one.offsets, one.profile[head], color=COLORS[0], linewidth=1.1, label="f(k)")
+            here.plot(one.offsets.numpy(), one.profile[head].numpy(), color=COLORS[0], linewidth=1.1, label="f(k)")
             if curves is not None:
-                dashed = {"linewidth": 0.9, "linestyle": (0, (4, 2)), "label": "5 Gaussian kernels"}
-                here.plot(one.offsets, curves[head], color=COLORS[1], **dashed)
+                dashed = {
+                    "linewidth": 0.9,
+                    "linestyle": (0, (4, 2)),
+                    "label": "5 Gaussian kernels, fitted to all offsets",
+                }
+                here.plot(one.offsets.numpy(), curves[head].numpy(), color=COLORS[1], **dashed)
             here.set_title(f"head {head}: R² = {_text(float(one.r2[head]))}", fontsize=7.5)
             here.tick_params(labelsize=7)
         figure.supxlabel(f"offset k (layer {one.layer}, {one.source})", fontsize=8.5)
@@ -166,12 +174,12 @@ def attention_by_offset(result: AttentionByDistance, width: float = TWO_COLUMN) 
     with styled():
         figure, axes = _sheet(width, 2.5, 1, 2)
         left, right = axes[0]
-        _by_layer(left, result.offsets, result.mean.mean(1))
+        _by_layer(left, result.offsets.tolist(), result.mean.mean(1))
         left.set(xlabel="offset k = key − query", ylabel="attention per pair", yscale="log")
         if not causal:
             left.axhline(1 / n, **CONTROL)
         for layer in range(layers):
-            reach = result.mean_distance[layer]
+            reach = result.mean_distance[layer].tolist()
             right.scatter([layer] * len(reach), reach, s=9, color=_layer_color(layer, layers), alpha=0.85, linewidths=0)
         right.axhline(even, **CONTROL)
         right.annotate(
@@ -197,7 +205,7 @@ def drift_by_shift(result: PhaseShift, width: float = TWO_COLUMN) -> Figure:
         here.set(xlabel="shift of all positions", ylabel="cosine with shift 0")
         _at_least(here, 0.01)
         for (name, values), other in zip(shown, axes[0, 1:], strict=True):
-            other.plot(result.shifts, values, color=COLORS[0], marker="o")
+            other.plot(result.shifts, values.numpy(), color=COLORS[0], marker="o")
             other.axhline(float(values[0]), **CONTROL)
             other.set(xlabel="shift of all positions", ylabel=name)
             _at_least(other, 0.02 * abs(float(values[0])))
@@ -230,8 +238,8 @@ def probe_by_layer(result: Probe, width: float = TWO_COLUMN) -> Figure:
     with styled():
         figure, axes = _sheet(width, 2.5, 1, 2)
         left, right = axes[0]
-        left.plot(result.layers, result.distance, color=COLORS[0], marker="o", label="probe")
-        left.plot(result.layers, result.linear_distance, color=COLORS[1], marker="s", label="linear probe")
+        left.plot(result.layers, result.distance.numpy(), color=COLORS[0], marker="o", label="probe")
+        left.plot(result.layers, result.linear_distance.numpy(), color=COLORS[1], marker="s", label="linear probe")
         left.axhline(result.chance, label="chance", **CONTROL)
         left.set(xlabel="layer (0: embeddings)", ylabel="distance (tokens)", ylim=(0, None))
         _whole_numbers(left)
@@ -239,7 +247,7 @@ def probe_by_layer(result: Probe, width: float = TWO_COLUMN) -> Figure:
         right.plot([0, result.length - 1], [0, result.length - 1], **CONTROL)
         for layer in sorted({0, layers // 2, layers - 1}):
             color = _layer_color(layer, layers)
-            mean, spread = result.mean_prediction[layer], result.spread[layer]
+            mean, spread = result.mean_prediction[layer].numpy(), result.spread[layer].numpy()
             right.plot(range(result.length), mean, color=color, linewidth=1.1, label=f"layer {result.layers[layer]}")
             right.fill_between(range(result.length), mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
         right.set(xlabel="true position", ylabel="mean answer ± 1 std")
@@ -252,7 +260,7 @@ def spectrum_of_table(result: Table, width: float = TWO_COLUMN) -> Figure:
     with styled():
         figure, axes = _sheet(width, 2.4, 1, 2)
         left, right = axes[0]
-        values = result.spectrum.values
+        values = result.spectrum.values.numpy()
         left.plot(range(1, len(values) + 1), values, color=COLORS[0])
         left.axvline(result.spectrum.rank_99, **CONTROL)
         left.set(
@@ -260,7 +268,9 @@ def spectrum_of_table(result: Table, width: float = TWO_COLUMN) -> Figure:
         )
         for axis in range(result.pca.shape[1]):
             dash = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)))[axis]
-            right.plot(result.pca[:, axis], color=COLORS[axis], linestyle=dash, linewidth=1.1, label=f"axis {axis + 1}")
+            right.plot(
+                result.pca[:, axis].numpy(), color=COLORS[axis], linestyle=dash, linewidth=1.1, label=f"axis {axis + 1}"
+            )
         right.set(xlabel="position", ylabel="coordinate")
         right.legend(frameon=False, fontsize=7)
     return figure
@@ -290,7 +300,7 @@ def invariance_over_training(result: Course, width: float = TWO_COLUMN) -> Figur
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _sheet(width: float, height: float, rows: int, columns: int) -> tuple[Figure, np.ndarray[Any, Any]]:
+def _sheet(width: float, height: float, rows: int, columns: int) -> tuple[Figure, Any]:
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for here in axes.flat:
@@ -302,15 +312,15 @@ def _map(figure: Figure, axes: Axes, values: Tensor, n: int, *, signed: bool) ->
     x = values.double()
     center = float(x.mean())
     reach = float((x - center).abs().max()) or 1.0
-    norm = TwoSlopeNorm(center, center - reach, center + reach) if signed else None
+    norm = TwoSlopeNorm(center, center - reach, center + reach) if signed else PowerNorm(0.5, 0, float(x.max()) or 1.0)
     image = _image(axes, x, n, SIGNED if signed else AMOUNT, norm)
     axes.set_ylabel("query")
     figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02).outline.set_visible(False)  # pyright: ignore[reportCallIssue]
 
 
-def _image(axes: Axes, values: Tensor, n: int, colors: LinearSegmentedColormap, norm: TwoSlopeNorm | None) -> Any:
+def _image(axes: Axes, values: Tensor, n: int, colors: LinearSegmentedColormap, norm: Normalize) -> Any:
     edges = (-0.5, n - 0.5, n - 0.5, -0.5)
-    image = axes.imshow(values.double(), cmap=colors, norm=norm, extent=edges, interpolation="nearest")
+    image = axes.imshow(values.double().numpy(), cmap=colors, norm=norm, extent=edges, interpolation="nearest")
     axes.grid(False)
     axes.set_xlabel("key")
     axes.tick_params(labelsize=7)
@@ -332,11 +342,11 @@ def _layer_color(layer: int, layers: int) -> Any:
     return colormaps["cividis"](0.05 + 0.8 * layer / max(1, layers - 1))
 
 
-def _by_layer(axes: Axes, x: Sequence[int] | Tensor, lines: Tensor, name: str = "layer") -> None:
+def _by_layer(axes: Axes, x: Sequence[int], lines: Tensor, name: str = "layer") -> None:
     """One line for each layer, the first and the last named."""
     for layer, line in enumerate(lines):
         label = f"{name} {layer}" if layer == 0 else str(layer) if layer == len(lines) - 1 else None
-        axes.plot(x, line, color=_layer_color(layer, len(lines)), linewidth=1.1, label=label)
+        axes.plot(x, line.numpy(), color=_layer_color(layer, len(lines)), linewidth=1.1, label=label)
     axes.legend(frameon=False, fontsize=7)
 
 

@@ -110,7 +110,7 @@ const panels = {
     const boxes = Object.entries(FOUR).map(([key, name]) => {
       const inner = make("div");
       drawMap(inner, { packed: four[key].map, index: 0, n: found.length, signed: true, bounds, name });
-      return make("div", {}, make("h5", {}, name), inner);
+      return make("div", {}, make("h4", {}, name), inner);
     });
     box.replaceChildren(make("div", { class: "four" }, ...boxes));
     return cite("shares of variance", Object.entries(FOUR).map(([key, name]) => `${name} ${text(four[key].share)}`).join(", "), `${found.sentences} sentences; R² of positions → positions ${text(four.position_position.r2)}`);

@@ -18,7 +18,7 @@ from locant.analysis import Analysis
 from locant.compare.folder import lock_folder
 from locant.compare.results import write_atomically
 from locant.plots import analysis_figures, save
-from locant.report.analysis_page import write_analysis_page
+from locant.report.analysis_page import render_analysis
 from locant.report.analysis_tables import analysis_tables
 
 MAIN, BESIDE = "analysis.json", "compared.json"
@@ -34,32 +34,33 @@ class AnalysisFolder:
     def write(self, analyses: Sequence[Analysis], environment: Mapping[str, Any]) -> Path:
         """Writes all files, takes away those of an earlier analysis that this one has not, and returns the page.
 
+        The numbers come first: a folder that was left half written is still known as an analysis of these models.
         Raises: OSError where the folder cannot be written.
         """
+        figures = {
+            f"{folder}/{name}.{kind}": figure
+            for folder, one in zip(("figures", "figures/compared"), analyses, strict=False)
+            for name, figure in analysis_figures(one).items()
+            for kind in ("svg", "png")
+        }
+        texts = {f"tables/{name}.csv": text for name, text in analysis_tables(analyses).items()}
+        texts["index.html"] = render_analysis(analyses, environment=environment)
+        files = [*figures, *texts, *(BESIDE for _ in analyses[1:])]
+        body = {"made_by": MAKER, "models": identity(analyses), "files": files, "environment": environment}
+        whole = {
+            name: json.dumps({**body, **one.to_dict()}, allow_nan=False, ensure_ascii=False) + "\n"
+            for name, one in zip((MAIN, BESIDE), analyses, strict=False)
+        }
         try:
-            written = [
-                str(self._figure(folder, name, figure, kind).relative_to(self.path))
-                for folder, one in zip(("figures", "figures/compared"), analyses, strict=False)
-                for name, figure in analysis_figures(one).items()
-                for kind in ("svg", "png")
-            ]
-            for name, text in analysis_tables(analyses).items():
-                written.append(f"tables/{name}.csv")
-                write_atomically(self.path / written[-1], text)
-            page = write_analysis_page(analyses, self.path / "index.html", environment=environment)
-            written += ["index.html", *(BESIDE for _ in analyses[1:])]
-            for name, one in list(zip((MAIN, BESIDE), analyses, strict=False))[::-1]:
-                body = {"made_by": MAKER, "models": identity(analyses), "files": written, "environment": environment}
-                text = json.dumps({**body, **one.to_dict()}, allow_nan=False, ensure_ascii=False)
-                write_atomically(self.path / name, text + "\n")
-            for stale in set(self.before) - set(written):
+            for name, text in (whole | texts).items():
+                write_atomically(self.path / name, text)
+            for name, figure in figures.items():
+                save(figure, self.path / name)
+            for stale in set(self.before) - set(files):
                 (self.path / stale).unlink(missing_ok=True)
         except OSError as error:
             raise _unwritable(self.path, error) from error
-        return page
-
-    def _figure(self, folder: str, name: str, figure: Any, kind: str) -> Path:
-        return save(figure, self.path / folder / f"{name}.{kind}")
+        return self.path / "index.html"
 
 
 def identity(analyses: Sequence[Analysis]) -> list[dict[str, Any]]:

@@ -19,16 +19,16 @@ from locant.report.figures import color_rules
 HERE = Path(__file__).parent
 STYLES = ("page.css", "analysis.css")
 SCRIPTS = ("analysis_charts.js", "analysis.js")
-SECTIONS = {  # id of a section: its name in the navigation, and the data that it shows
-    "numbers": ("Numbers", None),
-    "heads": ("Heads", "views"),
-    "table": ("Position table", "table"),
-    "correlations": ("Words and positions", "correlations"),
-    "shift": ("Shift", "shift"),
-    "locality": ("Repeated word", "locality"),
-    "probe": ("Probe", "probe"),
-    "run": ("What was run", None),
-    "limits": ("Limits", None),
+SECTIONS: dict[str, tuple[str, set[str]]] = {  # id: its name in the navigation, and data of which it needs some
+    "numbers": ("Numbers", set()),
+    "heads": ("Heads", {"views"}),
+    "positions": ("Position table", {"table", "rows"}),
+    "words": ("Words and positions", {"correlations"}),
+    "moved": ("Shift", {"shift"}),
+    "repeated": ("Repeated word", {"locality"}),
+    "probes": ("Probe", {"probe"}),
+    "run": ("What was run", set()),
+    "limits": ("Limits", set()),
 }
 LIMITS = (
     "One model is one sample: a difference between two models says nothing about why they differ.",
@@ -60,7 +60,7 @@ def render_analysis(analyses: Sequence[Analysis], *, environment: Mapping[str, A
     data = [{**page_data(one), "name": name} for one, name in zip(analyses, names, strict=True)]
     held = {key for one in data for key, value in one.items() if value}
     held |= {"scores" for one in data if one["shift"] and one["shift"]["scores"]}
-    shown = held | {id for id, (_, key) in SECTIONS.items() if key in held}
+    sections = {id: title for id, (title, needs) in SECTIONS.items() if not needs or needs & held}
     jinja = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -73,8 +73,8 @@ def render_analysis(analyses: Sequence[Analysis], *, environment: Mapping[str, A
         models=names,
         date=str((environment or {}).get("date") or "")[:10],
         overview=[_overview(one, name if len(names) > 1 else "") for one, name in zip(analyses, names, strict=True)],
-        sections=[(id, title) for id, (title, key) in SECTIONS.items() if key is None or key in held],
-        shown=shown,
+        sections=sections,
+        held=held,
         numbers=_side_by_side([findings(one) for one in analyses]),
         facts=[(name, _facts(one)) for one, name in zip(analyses, names, strict=True)]
         + ([("Where and with what", _flat(environment))] if environment else []),
