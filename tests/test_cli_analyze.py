@@ -120,7 +120,7 @@ def test_two_models_stand_side_by_side(saved, tmp_path):
     assert (out / "figures" / "compared" / "attention_by_offset.svg").exists()
     table = (out / "tables" / "mean_distance.csv").read_text(encoding="utf-8")
     assert table.count("\nbert,") == table.count("\nattached,") == LAYERS * 3
-    assert (out / "tables" / "companions.csv").read_text(encoding="utf-8").count("\nattached,0,relative bias,bias,") > 3
+    assert (out / "tables" / "companions.csv").read_text(encoding="utf-8").count("\nattached,0,pair bias,bias,") > 3
     assert "not run: table: " in result.stdout
 
 
@@ -134,7 +134,7 @@ def test_two_models_stand_side_by_side(saved, tmp_path):
         ("bert", ["--text", "nowhere.txt"], "nowhere.txt"),
         ("bert", ["--compare", "no/such"], "'no/such' is no folder and not in the hub's cache"),
         ("broken", [], "encoder.layer.1.attention.self.key.weight"),
-        ("llama", ["--only", "table,correlations"], "none of correlations, table can run on LlamaModel"),
+        ("llama", ["--only", "table,correlations"], "none of correlations, table can run on LlamaForCausalLM"),
         ("empty", [], "holds nothing, needed a config.json"),
         ("bert", ["--out", "/dev/null/out"], "analyze: cannot write '/dev/null/out'"),
     ],
