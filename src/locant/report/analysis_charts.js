@@ -141,7 +141,7 @@ function drawChart(box, spec) {
   const px = (value) => left + ((value - first) / (last - first || 1)) * (width - left - right);
   const py = (value) => top + ((high - value) / (high - low || 1)) * (height - top - bottom);
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.name });
-  const rows = ticks(low, high, 4), columns = ticks(first, last, Math.max(2, width / 90), true);
+  const rows = ticks(low, high, 4), columns = ticks(first, last, Math.max(4, width / 90), true);
   const places = Math.max(0, -Math.floor(Math.log10(rows.step) + 1e-9));
   const mark = (value) => (Math.abs(high) < 1e5 && places < 5 ? value.toFixed(places) : value.toExponential(1)).replace(/-/g, "−");
   for (const tick of rows.found) {
