@@ -419,7 +419,6 @@ def page(findings: list[Finding]) -> str:
 
 def walk(only: tuple[str, ...] = ()) -> Iterator[Finding]:
     """What is found for all architectures, or some."""
-    T.logging.set_verbosity_error()
     for model_type, name in tiny.architectures().items():
         if not only or model_type in only:
             yield examine(model_type, name)
@@ -427,6 +426,7 @@ def walk(only: tuple[str, ...] = ()) -> Iterator[Finding]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    T.logging.set_verbosity_error()
     findings = []
     for found in walk(tuple(sys.argv[1:])):
         findings.append(found)

@@ -15,8 +15,13 @@ ROWS = Path(__file__).with_name("SKIPS.md")
 
 
 def read_rows(text: str) -> list[tuple[str, str]]:
-    """Return (reason pattern, where) of each row of the table."""
-    return re.findall(r"^\|\s*`([^`]+)`\s*\|\s*`([^`]+)`\s*\|.*\S.*\|\s*$", text, flags=re.MULTILINE)
+    """Return (reason pattern, where) for each place that a row of the table names."""
+    row = r"^\|\s*`([^`]+)`\s*\|\s*(`[^`]+`(?:, `[^`]+`)*)\s*\|.*\S.*\|\s*$"
+    return [
+        (reason, path)
+        for reason, where in re.findall(row, text, flags=re.M)
+        for path in re.findall(r"`([^`]+)`", where)
+    ]
 
 
 def has_row(reason: str, patterns: list[str]) -> bool:

@@ -40,7 +40,7 @@ def test_ratios_are_taken_within_a_turn():
 
 def test_a_slower_variant_has_a_ratio_above_one():
     variants = {BASELINE: lambda: time.sleep(0.002), "slow": lambda: time.sleep(0.02)}
-    assert summarize(take_turns(variants, 3))["slow"].ratio[0] > 2
+    assert summarize(take_turns(variants, 3))["slow"].ratio[0] > 1.2
 
 
 def test_quartiles_of_one_value_are_that_value():

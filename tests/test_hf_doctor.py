@@ -111,10 +111,11 @@ def test_figures_and_advice_say_what_was_seen() -> None:
 def test_the_model_under_examination_stays_as_it_is() -> None:
     model, ids = noisy(host("bert"), "shaw").train(), tokens(2, 7)
     want, state = first(model(ids)), torch.get_rng_state()
+    bars, level = T.utils.logging.is_progress_bar_enabled(), T.logging.get_verbosity()
     diagnose(model)
+    assert (T.utils.logging.is_progress_bar_enabled(), T.logging.get_verbosity()) == (bars, level)
     assert model.training and model.dtype == torch.float32
     assert torch.equal(first(model(ids)), want) and torch.equal(torch.get_rng_state(), state)
-    assert T.utils.logging.is_progress_bar_enabled()
 
 
 def test_a_model_inside_a_wrapper_is_found() -> None:

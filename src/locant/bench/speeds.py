@@ -41,6 +41,7 @@ def refresh(
     device: str = "cpu",
     repeats: int = 9,
     lengths: tuple[int, ...] = LENGTHS,
+    backends: tuple[str, ...] = tuple(BACKENDS),
     on_length: Callable[[str], None] = lambda what: None,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Milliseconds by "family, pass", length and backend; the medians of interleaved runs."""
@@ -50,12 +51,14 @@ def refresh(
             rows: dict[str, dict[str, float]] = {}
             for length in lengths:
                 on_length(f"{family}, {name}, length {length}")
-                rows[str(length)] = _at(family, name == "training", length, device, repeats)
+                rows[str(length)] = _at(family, name == "training", length, device, repeats, backends)
             found[f"{family}, {name}"] = rows
     return found
 
 
-def _at(family: str, training: bool, length: int, device: str, repeats: int) -> dict[str, float]:
+def _at(
+    family: str, training: bool, length: int, device: str, repeats: int, backends: tuple[str, ...]
+) -> dict[str, float]:
     batch, terms = max(1, TOKENS // length), _terms(family, device)
     q, k, v = (torch.randn(batch, HEADS, length, HEAD_DIM, device=device).requires_grad_() for _ in range(3))
     leaves = [q, k, v, *(term.table for term in terms)]  # pyright: ignore[reportAttributeAccessIssue]
@@ -68,7 +71,7 @@ def _at(family: str, training: bool, length: int, device: str, repeats: int) -> 
             return attention(q, k, v, terms, positions, backend=backend)
 
     variants: dict[str, Callable[[], Any]] = {}
-    for backend in BACKENDS:
+    for backend in backends:
         if backend == "reference" and length > (LITERAL_GATES if family == "gates" else LITERAL):
             continue
         try:
