@@ -8,10 +8,11 @@ to class is data in `legacy_families.py`. Distances beyond P - 1, where v4 faile
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from locant.hf.weights import FILES, read_weights, weight_files
 
 HUB = ("cache_dir", "force_download", "local_files_only", "revision", "token")  # where files are fetched from
 ASKED = "_locant_version4"  # on a config while it is converted: what position_embedding_type was
+OUTPUT = re.compile(r"(^|[._])(pooler|heads?)[._]")  # parts on top of the layers, which a checkpoint may lack
 
 
 def from_legacy(path_or_id: str | os.PathLike[str], auto_class: str = "AutoModel", **kwargs: Any) -> Any:
@@ -69,7 +71,7 @@ def from_legacy(path_or_id: str | os.PathLike[str], auto_class: str = "AutoModel
     kwargs.update(config=config, state_dict=state, output_loading_info=True)
     cls: Any = type(skeleton)
     model, told = cls.from_pretrained(None, **kwargs)
-    _check_complete(source, sites, told["missing_keys"])
+    _check_complete(source, model, set(told["missing_keys"]))
     model.config.name_or_path = str(path_or_id)
     if model.can_generate() and (source / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(source)
@@ -272,6 +274,10 @@ def _converted(
                     f"max_position_embeddings={length} with heads of {shape[1]} needs {shape}; config.json and weights "
                     "do not belong together"
                 )
+            if not torch.isfinite(state[name]).all():
+                raise ValueError(
+                    f"from_legacy: {name} of {source} holds NaN or infinite numbers; copy the checkpoint again"
+                )
             left.discard(name)
             ours = f"{site.path}.{NAME}.encodings.{attachment.layer_of[index]}.table".lstrip(".")
             state[ours] = state.pop(name).flip(0)[None]
@@ -283,14 +289,26 @@ def _converted(
     return state
 
 
-def _check_complete(source: Path, rows: list[tuple[Site, Version4]], missing: Iterable[str]) -> None:
-    """Layers that v5 calls by other names would be drawn anew, which is no v4 model any more."""
-    layers = [f"{site.path}.{path}.".lstrip(".") for site, _ in rows for path, _ in site.attention]
-    lost = sorted(name for name in missing if name.startswith(tuple(layers)))
+def _check_complete(source: Path, model: PreTrainedModel, missing: set[str]) -> None:
+    """Weights of the base model that the files lack would be drawn anew, which is no v4 model any more.
+
+    Heads and poolers may be drawn, and cross attention as a whole, where two models begin as encoder and decoder.
+    """
+    needed = {name for name, _ in model.named_parameters(remove_duplicate=False) if not OUTPUT.search(name)}
+    for path, part in model.named_modules():
+        base = getattr(part, "base_model", part)
+        if base is not part:
+            above = {name for name, _ in part.named_parameters(remove_duplicate=False)}
+            within = next(name for name, module in part.named_modules() if module is base)
+            above -= {f"{within}.{name}" for name, _ in base.named_parameters(remove_duplicate=False)}
+            needed -= {f"{path}.{name}".lstrip(".") for name in above}
+    crossing = {name for name in needed if "crossattention" in name}
+    lost = sorted((needed - crossing if crossing <= missing else needed) & missing)
     if lost:
         raise ValueError(
-            f"from_legacy: {source} holds nothing for {len(lost)} weights of the attention layers ({lost[0]}, ...), "
-            "which transformers v5 cannot find under their v4 names either; load the whole model it was part of"
+            f"from_legacy: {source} holds nothing for {len(lost)} weights of the base model ({lost[0]}, ...), which "
+            "transformers v5 cannot find under their v4 names either; the checkpoint is incomplete, or a part of "
+            "another model: load the whole"
         )
 
 
