@@ -280,6 +280,20 @@ def test_plain_models_are_left_alone(tmp_path: Path) -> None:
     assert torch.equal(first(loaded(tokens(2, 7))), first(model(tokens(2, 7))))
 
 
+def test_saving_a_plain_model_touches_neither_the_readme_nor_the_config(tmp_path: Path) -> None:
+    model = host("bert")
+    model.config.locant = {"office": 7}
+    theirs = "Mod\u00e8le\r\n<!-- locant: position encoding -->\r\n".encode("latin-1")
+    (tmp_path / "README.md").write_bytes(theirs)
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_bytes() == theirs
+    assert model.config.locant == {"office": 7}
+    assert json.loads((tmp_path / "config.json").read_text())["locant"] == {"office": 7}
+    noisy(host("bert"), "alibi").save_pretrained(tmp_path / "alibi")
+    T.BertModel(T.AutoConfig.from_pretrained(tmp_path / "alibi")).save_pretrained(tmp_path / "plain")
+    assert "locant" not in json.loads((tmp_path / "plain" / "config.json").read_text()), "a record of another model"
+
+
 def test_transformers_is_wrapped_once() -> None:
     before = [vars(PreTrainedModel)[name] for name in ("save_pretrained", "from_pretrained")]
     locant.hf.pretrained.install()
@@ -329,8 +343,9 @@ def test_the_card_keeps_what_others_wrote(tmp_path: Path) -> None:
     model.save_pretrained(folder)
     text = readme.read_text()
     assert text.startswith("---\nlicense: mit") and text.count("## Position encoding") == 1 and "Afterwards." in text
-    locant.hf.detach(model).save_pretrained(folder)
-    assert "## Position encoding" not in readme.read_text() and "Afterwards." in readme.read_text()
+    readme.write_bytes("Mod\u00e8le\n".encode("latin-1"))
+    model.save_pretrained(folder)
+    assert readme.read_bytes().startswith(b"Mod\xe8le\n\n<!-- locant") and b"`shaw`" in readme.read_bytes()
 
 
 def test_a_push_uploads_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,15 +93,16 @@ def _equation(part: Encoding) -> str:
 
 
 def write_card(model: nn.Module, directory: str | os.PathLike[str]) -> None:
-    """Put the model card's part into a folder's README.md; what else is in it stays. Without encodings, it goes."""
+    """Put the model card's part into a folder's README.md; what else is in it stays, in whatever encoding.
+
+    A model with nothing attached leaves the file alone.
+    """
+    if not attachments(model):
+        return
     file = Path(directory) / CARD
-    before = file.read_text(encoding="utf-8") if file.is_file() else ""
+    before = file.read_text(encoding="utf-8", errors="surrogateescape") if file.is_file() else ""
     head, start, rest = before.partition(START)
     tail = rest.partition(END)[2] if start else ""
-    if not attachments(model):
-        if start:
-            file.write_text(head + tail.lstrip("\n"), encoding="utf-8")
-        return
     part = f"{START}\n{model_card(model)}\n{END}\n"
     head = head if not head or start or head.endswith("\n\n") else head.rstrip("\n") + "\n\n"
-    file.write_text(head + part + tail.lstrip("\n"), encoding="utf-8")
+    file.write_text(head + part + tail.lstrip("\n"), encoding="utf-8", errors="surrogateescape")

@@ -64,9 +64,11 @@ def install() -> None:
 def _around_saving(original: Callable[..., Any]) -> Callable[..., Any]:
     def save_pretrained(self: Any, save_directory: Any, is_main_process: bool = True, *args: Any, **kwargs: Any) -> Any:
         config = self.config
-        vars(config).pop(NAME, None)
-        if attachments(self):
-            setattr(config, NAME, _record(self))
+        if not attachments(self):
+            if _ours(vars(config).get(NAME)):  # of the folder that the config was read from
+                delattr(config, NAME)
+            return original(self, save_directory, is_main_process, *args, **kwargs)
+        setattr(config, NAME, _record(self))
         try:
             saved = original(self, save_directory, is_main_process, *args, **kwargs)
         finally:
@@ -76,6 +78,10 @@ def _around_saving(original: Callable[..., Any]) -> Callable[..., Any]:
         return saved
 
     return save_pretrained
+
+
+def _ours(record: Any) -> bool:
+    return isinstance(record, dict) and "format" in record and bool({"stacks", "refused"} & record.keys())
 
 
 def _record(model: nn.Module) -> dict[str, Any]:
