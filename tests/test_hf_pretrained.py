@@ -106,6 +106,16 @@ def test_another_head_and_a_part_of_the_model(tmp_path: Path) -> None:
     assert torch.equal(first(whole(**given)), first(seq2seq(**given)))
 
 
+def test_the_encoding_of_a_decoder_does_not_land_on_an_encoder(tmp_path: Path) -> None:
+    model = T.T5ForConditionalGeneration(T.T5Config(**T5_SIZES))
+    noisy(model.decoder, "huang_m4")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is for T5Stack at decoder but T5EncoderModel has T5Stack at encoder"):
+        T.T5EncoderModel.from_pretrained(tmp_path)
+    loaded = T.T5ForConditionalGeneration.from_pretrained(tmp_path)
+    assert [path for path, _, _ in attachments(loaded)] == ["decoder"]
+
+
 def test_stacks_with_encodings_of_their_own(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = stir(T.T5ForConditionalGeneration(T.T5Config(**T5_SIZES)), 1).eval()

@@ -207,7 +207,11 @@ def _match(who: str, model: nn.Module, stacks: list[dict[str, Any]]) -> tuple[li
     sites = find_sites(model)
     found = []
     for stack in stacks:
-        fitting = {site.path: site for site in sites if type(site.module).__name__ == stack["class"]}
+        fitting = {
+            site.path: site
+            for site in sites
+            if type(site.module).__name__ == stack["class"] and not _opposite(site.path, stack["path"])
+        }
         path = nearest(stack["path"], fitting)
         alike = [other["path"] for other in stacks if other["class"] == stack["class"]]
         # neither a part of the checkpoint that is not asked for, nor a stack that had nothing attached
@@ -216,10 +220,20 @@ def _match(who: str, model: nn.Module, stacks: list[dict[str, Any]]) -> tuple[li
             found.append((fitting[path], stack))
     if not found:
         raise ValueError(
-            f"{who} is for {', '.join(stack['class'] for stack in stacks)} but {type(model).__name__} has "
-            f"{', '.join(type(site.module).__name__ for site in sites)}; load it with the class it was saved from"
+            f"{who} is for {', '.join(_named(stack['class'], stack['path']) for stack in stacks)} but "
+            f"{type(model).__name__} has {', '.join(_named(type(site.module).__name__, site.path) for site in sites)}; "
+            "load it with the class it was saved from"
         )
     return found, len(found) == len(sites)
+
+
+def _opposite(path: str, other: str) -> bool:
+    """Whether one is an encoder and the other a decoder, which may be of one class (T5's)."""
+    return {path.rpartition(".")[2], other.rpartition(".")[2]} == {"encoder", "decoder"}
+
+
+def _named(cls: str, path: str) -> str:
+    return f"{cls} at {path}" if path else cls
 
 
 def _silence(model: Any, waiting: Waiting) -> None:
