@@ -23,7 +23,7 @@ Examples:
 
   locant compare recipes/quickstart.toml train.steps=200 seeds=1,2,3 --out runs/short
 
-  locant compare recipes/quickstart.toml encodings=none,tisa,huang_m4 text.text=~/notes
+  locant compare recipes/quickstart.toml encodings=none,tisa,huang_m4 text.text=~/notes --out runs/notes
 
   locant compare recipes/quickstart.toml 'encodings=["none", {name="shaw", label="shaw-4", clip=4}]'
 

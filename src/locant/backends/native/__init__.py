@@ -184,7 +184,7 @@ def facts(*, compile_now: bool = False) -> dict[str, str | int]:
     try:
         command = build.compiler()
         path = build.library_path(command)
-        found |= {"compiler": command, "library": str(path), "cpu": build.cpu().partition("\n")[0][:80]}
+        found |= {"compiler": command, "library": str(path), "cpu": build.processor()}
     except Unavailable as reason:
         return {**found, "state": str(reason)}
     if compile_now:

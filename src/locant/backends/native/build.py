@@ -47,13 +47,20 @@ def compiler() -> str:
 
 def cpu() -> str:
     """What -march=native depends on."""
+    return _facts("model name", "flags", "Features")
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    return _facts("model name").partition(":")[2].strip() or platform.processor() or platform.machine()
+
+
+def _facts(*names: str) -> str:
     information = Path("/proc/cpuinfo")
     if not information.exists():
         return platform.processor()
     lines = information.read_text().splitlines()
-    return "".join(
-        next((line for line in lines if line.startswith(key)), "") for key in ("model name", "flags", "Features")
-    )
+    return "".join(next((line for line in lines if line.startswith(name)), "") for name in names)
 
 
 def library_path(command: str) -> Path:
