@@ -282,6 +282,23 @@ def test_an_interrupted_save_does_not_load(tmp_path: Path, monkeypatch: pytest.M
         T.AutoModel.from_pretrained(tmp_path)
 
 
+def test_a_save_that_stopped_over_another_encoding_does_not_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = saved(tmp_path, "huang_m4")
+
+    def crash(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(T.modeling_utils, "safe_save_file", crash)
+    with pytest.raises(OSError, match="no space left"):
+        noisy(host("bert"), "alibi").save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"holds locant\.encodings\.0\.table, which no encoding of the record takes"):
+        T.AutoModel.from_pretrained(folder)
+    found = locant.hf.inspect_directory(folder)
+    assert found.kind == "half-converted" and "alibi, which has no tensors, beside 2 of another" in found.reason
+
+
 def test_plain_models_are_left_alone(tmp_path: Path) -> None:
     model = host("bert")
     model.save_pretrained(tmp_path)

@@ -134,6 +134,14 @@ def _recorded(where: str, record: Any, added: list[str], tables: list[str], aske
             "save it again from the attached model",
             names,
         )
+    if added and not any(_has_parameters(stack) for stack in stacks):
+        return Directory(
+            where,
+            "half-converted",
+            f"{told}, which has no tensors, beside {len(added)} of another encoding ({added[0]}, ...)",
+            "save it again from the attached model",
+            names,
+        )
     return Directory(
         where,
         "attached",

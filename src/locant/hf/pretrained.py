@@ -39,6 +39,7 @@ class Waiting:
     found: list[tuple[Site, dict[str, Any]]]
     all_sites: bool
     tensors: dict[str, dict[str, Tensor]]  # by stack
+    recorded: list[str]  # the paths of all stacks of the record, those that are not asked for too
 
 
 def install() -> None:
@@ -140,7 +141,8 @@ def _waiting(
         _check_strays(source, names)
         return None
     who = f"from_pretrained: the record ({NAME}) in config.json of {source}"
-    found, all_sites = _match(who, model, _stacks(who, record))
+    stacks = _stacks(who, record)
+    found, all_sites = _match(who, model, stacks)
     added = (
         {n: t for n, t in state_dict.items() if ADDED.match(n)}
         if state_dict is not None
@@ -151,7 +153,7 @@ def _waiting(
         match = ADDED.match(name)
         assert match is not None
         groups.setdefault(match["stack"] or "", {})[match["name"]] = tensor
-    return Waiting(f"from_pretrained: {source}", found, all_sites, groups)
+    return Waiting(f"from_pretrained: {source}", found, all_sites, groups, [stack["path"] for stack in stacks])
 
 
 def attach_as_recorded(model: Any) -> Any:
@@ -253,7 +255,17 @@ def _silence(model: Any, waiting: Waiting) -> None:
 
 def _restore(model: nn.Module, waiting: Waiting) -> None:
     attach_recorded(model, waiting.found, waiting.all_sites)
+    taken = set()
     for site, stack in waiting.found:
         attachment: Any = site.module.get_submodule(NAME)
         own = nearest(stack["path"], waiting.tensors) if attachment.state_dict() else None
         fill(waiting.who, attachment, waiting.tensors[own] if own is not None else {})
+        taken.add(own)
+    served = {stack["path"] for _, stack in waiting.found}
+    for path in waiting.tensors.keys() - taken:
+        if nearest(path, waiting.recorded) in served:
+            name = ".".join(filter(None, (path, NAME, min(waiting.tensors[path]))))
+            raise ValueError(
+                f"{waiting.who} holds {name}, which no encoding of the record takes; the record and the tensors do not "
+                "belong together (an interrupted save?), save it again"
+            )
