@@ -348,6 +348,15 @@ def test_an_order_of_speeds_needs_rounds_that_do_not_overlap():
     assert "tisa slowest (50, 50% of none). Measured in one round, so without any" in cost([100.0], [50.0])
 
 
+def test_the_table_tells_when_rounds_lie_far_apart():
+    def told(rounds):
+        speed = median_speed([Speed(value, 100.0, 5.0, 4.0) for value in rounds])
+        return to_text(dataclasses.replace(table_of({"none": [4.0], "tisa": [3.0]}), speeds={"tisa": speed}))
+
+    assert "The rounds of tisa lie far apart: the machine was busy" in told([99.0, 150.0, 151.0])
+    assert "far apart" not in told([100.0, 120.0, 150.0])
+
+
 def test_a_baseline_without_a_number_and_a_failed_measurement_are_told():
     table = table_of({"none": [None, None], "tisa": [3.0, 3.1]})
     text = conclusions(

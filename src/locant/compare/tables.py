@@ -13,6 +13,7 @@ from locant.compare.summary import CLEAR, LEANING, Difference, LengthSummary, Ro
 
 CANNOT = "cannot"  # the run ended, this number does not exist
 ABSENT = "-"  # nothing was measured
+UNSTEADY = 1.5  # between the fastest and the slowest round, from which speeds are told to say little
 
 
 def to_text(table: ResultTable) -> str:
@@ -27,10 +28,20 @@ def to_text(table: ResultTable) -> str:
     lines += ["* clear: beyond the spread of the seeds, and the 95% interval of the paired differences excludes zero."]
     lines += ["~ leaning: beyond the spread of the seeds, but that interval reaches zero. No mark: not told apart."]
     lines += ["", "Cost (measured alone)", *_align(cost_header, [_cost_cells(row) for row in rows], 1)]
+    if unsteady := [row.encoding for row in rows if _unsteady(row)]:
+        lines += [
+            f"The rounds of {', '.join(unsteady)} lie far apart: the machine was busy, and these speeds say little."
+        ]
     notes = [f"{row.encoding}: {failure}" for row in rows for failure in row.failed]
     notes += [f"{row.encoding} at {one.length}: {one.reason}" for row in rows for one in row.lengths if one.reason]
     lines += ["", "Not measured", *notes] if notes else []
     return "\n".join(lines) + "\n"
+
+
+def _unsteady(row: Row) -> bool:
+    """Whether the fastest round was more than half as fast again as the slowest."""
+    rounds = (row.speed.train_rounds, row.speed.inference_rounds) if row.speed else ()
+    return any(max(found) > UNSTEADY * min(found) for found in rounds if found)
 
 
 def encodings_csv(table: ResultTable) -> str:
