@@ -403,6 +403,20 @@ def test_a_plain_load_is_told_what_is_lost(tmp_path: Path) -> None:
 # --- locant convert-legacy --------------------------------------------------------------------------------------------
 
 
+def test_tables_of_a_class_of_version_5_are_no_sign_of_version_4(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = T.Wav2Vec2BertConfig(
+        **sizes, intermediate_size=24, feature_projection_input_dim=16, position_embeddings_type="relative_key"
+    )
+    T.Wav2Vec2BertModel(config).save_pretrained(tmp_path)
+    assert any("distance_embedding" in name for name in load_file(tmp_path / "model.safetensors"))
+    T.AutoModel.from_pretrained(tmp_path)
+    assert not [w for w in recwarn if "transformers v4" in str(w.message)]
+    assert locant.hf.inspect_directory(tmp_path).kind == "plain"
+
+
 def test_a_converted_folder_loads_as_any_other(tmp_path: Path) -> None:
     source = write(tmp_path / "v4", "AlbertModel/relative_key_query")
     (source / "vocab.txt").write_text("a\nb\n")

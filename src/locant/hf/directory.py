@@ -47,8 +47,10 @@ def inspect_directory(directory: str | os.PathLike[str]) -> Directory:
         return _encoding_only(folder)
     config = read_config(folder)
     shapes = weight_shapes(weight_files(folder))
-    added, tables = [n for n in shapes if ADDED.match(n)], [n for n in shapes if n.endswith(OLD_TABLE)]
+    added = [n for n in shapes if ADDED.match(n)]
     asked = dict(relative_types(config))
+    could = bool(asked) or any(kind in VERSION4 for kind in _model_types(config))  # v5 classes have such tables, too
+    tables = [n for n in shapes if could and n.endswith(OLD_TABLE)]
     where = str(folder)
     if NAME in config:
         return _recorded(where, config[NAME], added, tables, asked)
@@ -84,6 +86,13 @@ def relative_types(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for part in config.values():
         if isinstance(part, dict):
             yield from relative_types(part)
+
+
+def _model_types(config: dict[str, Any]) -> Iterator[str]:
+    yield str(config.get("model_type"))
+    for part in config.values():
+        if isinstance(part, dict):
+            yield from _model_types(part)
 
 
 def _encoding_only(folder: Path) -> Directory:

@@ -138,7 +138,7 @@ def _waiting(
     files = [Path(f) for f in checkpoint_files or () if str(f).endswith((".safetensors", ".bin"))]
     if record is None:  # torch files would have to be read twice
         names = state_dict if state_dict is not None else weight_shapes(f for f in files if f.suffix != ".bin")
-        _check_strays(source, names)
+        _check_strays(source, names, model)
         return None
     who = f"from_pretrained: the record ({NAME}) in config.json of {source}"
     stacks = _stacks(who, record)
@@ -174,16 +174,17 @@ def _stacks(who: str, record: Any) -> list[dict[str, Any]]:
     return recorded_stacks(record, who)
 
 
-def _check_strays(source: str, names: Iterable[str]) -> None:
+def _check_strays(source: str, names: Iterable[str], model: nn.Module) -> None:
     """Tensors that nothing would load: of an attachment without its record, or the tables of transformers v4."""
     added, old = [n for n in names if ADDED.match(n)], [n for n in names if n.endswith(OLD_TABLE)]
+    own = old and any(name.endswith(OLD_TABLE) for name, _ in model.named_parameters())  # Wav2Vec2-BERT has such tables
     if added:
         raise ValueError(
             f"from_pretrained: {source} holds {len(added)} tensors of an attached encoding ({added[0]}, ...) but its "
             "config.json does not record one, so the model would load without it; save it again with save_pretrained "
             "while locant.hf is imported"
         )
-    if old:
+    if old and not own:
         warnings.warn(
             f"from_pretrained: {source} is a relative checkpoint of transformers v4; its {len(old)} tables ({old[0]}, "
             "...) are left out and a table that was never trained takes their place; use "
