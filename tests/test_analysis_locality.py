@@ -176,6 +176,7 @@ def test_a_window_is_shuffled_and_nothing_else():
     starts = set()
     for seed in range(30):
         changed = shuffle_window(words, 3, random.Random(seed))
+        assert isinstance(changed, list)
         places = [i for i, (a, b) in enumerate(zip(words, changed, strict=True)) if a != b]
         assert 2 <= len(places) <= 3 and max(places) - min(places) <= 2
         assert sorted(changed) == sorted(words)

@@ -42,7 +42,9 @@ def normal(*shape: int) -> torch.Tensor:
 def call_of(terms, positions: Positions | None = None, scale: float | torch.Tensor = 0.3, **changes) -> Call:
     positions = Positions.arange(Q, J) if positions is None else positions
     settings = {"allowed": None, "plain_causal": False, "dropout": 0.0, "return_weights": False, **changes}
-    operands = Operands(normal(B, H, positions.num_queries, D), normal(B, H, J, D), normal(B, H, J, E), positions, scale)
+    operands = Operands(
+        normal(B, H, positions.num_queries, D), normal(B, H, J, D), normal(B, H, J, E), positions, scale
+    )
     return Call(operands, tuple(terms), **settings)
 
 
