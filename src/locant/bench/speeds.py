@@ -13,7 +13,7 @@ from locant.bench.timing import quartiles, take_turns
 from locant.positions import Positions
 from locant.terms import Clip, RelativeBias, RelativeGate, RelativeKey, RelativeQuery, RelativeScale, Term
 
-LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
+LENGTHS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 TOKENS = 2048  # of a batch, where one sequence is not longer
 HEADS, HEAD_DIM, CLIP = 8, 64, 64
 PASSES = ("inference", "training")
