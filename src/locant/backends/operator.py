@@ -178,7 +178,8 @@ def register(name: str, kernel: Kernel) -> Callable[[Call], Tensor]:
     def gradients(dout: Tensor, out: Tensor, lse: Tensor, tensors: list[Tensor], seed: Tensor, text: str) -> Any:
         call, wanted = unpack(tensors, text)
         found = kernel.backward(call, int(seed), out, lse, dout, wanted)
-        return [grad.to(tensor.dtype) for grad, tensor, want in zip(found, tensors, wanted, strict=False) if want]  # pyright: ignore[reportOptionalMemberAccess]
+        pairs = [(grad, tensor) for grad, tensor, want in zip(found, tensors, wanted, strict=False) if want]
+        return [grad.to(tensor.dtype).contiguous() for grad, tensor in pairs]  # pyright: ignore[reportOptionalMemberAccess]
 
     backward = torch.library.custom_op(
         f"locant::{name}_backward",
@@ -195,7 +196,8 @@ def register(name: str, kernel: Kernel) -> Callable[[Call], Tensor]:
 
     @backward.register_fake
     def _(dout: Tensor, out: Tensor, lse: Tensor, tensors: list[Tensor], seed: Tensor, text: str) -> list[Tensor]:
-        return [torch.empty_like(tensor) for tensor, want in zip(tensors, _read(text)[0], strict=False) if want]
+        # Contiguous, as `gradients` gives them, whatever the layout of the tensor: heads come as transposed views.
+        return [tensor.new_empty(tensor.shape) for tensor, want in zip(tensors, _read(text)[0], strict=False) if want]
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         tensors, seed, ctx.text = inputs
