@@ -47,8 +47,11 @@ def test_quartiles_of_one_value_are_that_value():
     assert quartiles([3.0]) == (3.0, 3.0, 3.0)
 
 
-def test_a_peak_is_the_memory_of_the_call():
+def test_a_peak_is_the_memory_of_the_call_though_the_process_holds_as_much_freed_memory():
     megabytes = 40
+    torch.ones(30 << 18)  # its release teaches malloc to keep blocks of this size
+    held = [torch.ones(25 << 18) for _ in range(2)]
+    del held
     assert peak_of(lambda: torch.ones(megabytes, 1 << 18)) == pytest.approx(megabytes, rel=0.2)
     facts = {"case": "none", "backend": BASELINE, "sizes": {**SMALL.__dict__}, "name": "forward"}
     peak = fresh_peak("attention", facts, 1)
