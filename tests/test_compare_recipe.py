@@ -47,6 +47,8 @@ def test_a_recipe_survives_its_own_dictionary() -> None:
         ("train.steps=true", "train.steps = True is true/false, needed an integer"),
         ("train.steps=0", r"\[train\] steps = 0, needed at least 1"),
         ("train.length=7", "length = 7, needed at least 8"),
+        ("train.checkpoints=4", r"\[train\] checkpoints = 4, needed 0 \(none\) to steps = 3"),
+        ("train.checkpoints=-1", "checkpoints = -1, needed 0"),
         ("train.batch_size=-2", "batch_size = -2, needed at least 1"),
         ("train.warmup_fraction=2", "warmup_fraction = 2.0, needed 0 to 1"),
         ("train.learning_rate=0", "learning_rate = 0.0, needed a number above 0"),

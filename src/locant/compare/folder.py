@@ -2,7 +2,7 @@
 
 recipe.json                the recipe, with every default filled in
 text/                      tokenizer and token streams
-runs/<label>-seed<N>/      run.json (only when the run is finished), log.txt
+runs/<label>-seed<N>/      run.json (only when the run is finished), log.txt, checkpoints/ where asked for
 speed/<label>-round<N>.json
 results.json, runs.csv, table.csv, plots/, report.html
 """
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from locant.compare.recipe import GRID_KEYS, Recipe
+from locant.compare.recipe import Recipe, shared_part
 from locant.compare.results import RunResult, Speed, write_atomically
 
 try:
@@ -148,7 +148,7 @@ def _check_recipe(folder: OutputFolder) -> None:
             )
         return
     before = body.get("recipe", {})
-    changed = differences(_without_grid(before), recipe.shared())
+    changed = differences(shared_part(before), recipe.shared())
     if changed and set(before) == set(recipe.to_dict()) and not any(path.glob("runs/*/run.json")):
         for made in ("text", "speed"):
             shutil.rmtree(path / made, ignore_errors=True)
@@ -193,10 +193,6 @@ def differences(before: Any, after: Any, where: str = "") -> list[str]:
             for change in differences(before.get(key), after.get(key), f"{where}.{key}" if where else key)
         ]
     return [] if before == after else [f"{where} is {before!r} there and {after!r} here"]
-
-
-def _without_grid(recipe: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in recipe.items() if key not in GRID_KEYS}
 
 
 def _write(path: Path, body: dict[str, Any]) -> None:

@@ -80,13 +80,21 @@ class Recipe:
 
     def shared(self) -> dict[str, Any]:
         """What all runs have in common: two recipes with equal shared parts may fill one output folder."""
-        return {key: value for key, value in self.to_dict().items() if key not in GRID_KEYS}
+        return shared_part(self.to_dict())
 
     def run_key(self, label: str, seed: int) -> str:
         """Identifies what one run is, whatever else its recipe asks for."""
         choice = self.choice(label)
         body = {"shared": self.shared(), "encoding": choice.name, "options": choice.options, "seed": seed}
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def shared_part(table: dict[str, Any]) -> dict[str, Any]:
+    """A recipe as a table, without what tells its runs apart. No checkpoints is as if the key had never been there."""
+    shared = {key: value for key, value in table.items() if key not in GRID_KEYS}
+    if isinstance(train := shared.get("train"), dict) and not train.get("checkpoints"):
+        shared["train"] = {key: value for key, value in train.items() if key != "checkpoints"}
+    return shared
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -10,13 +10,14 @@ from typing import Any
 
 from locant.compare.environment import environment
 from locant.compare.evaluate import Validation
-from locant.compare.folder import OutputFolder
+from locant.compare.folder import OutputFolder, unwritable
 from locant.compare.measure import measure
 from locant.compare.recipe import Recipe
 from locant.compare.results import CurvePoint, RunResult
 from locant.compare.text import PreparedText, read_prepared
 from locant.data import make_windows
-from locant.training.mlm import DivergedError, LossPoint, build_bert, build_encoding, train_mlm
+from locant.hf import course
+from locant.training.mlm import BuiltModel, DivergedError, LossPoint, build_bert, build_encoding, train_mlm
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -79,6 +80,9 @@ def run_one(recipe: Recipe, label: str, seed: int, text: PreparedText, report: R
         "total_parameters": built.total_parameters,
     }
     windows = make_windows(text.train, train.length, text.tokenizer)
+    validation = Validation(text.validation, text.tokenizer, recipe.evaluate, recipe.masking)
+    keep = _keeper(recipe, built, text, validation, work_dir)
+    keep(0)
     try:
         points = train_mlm(
             built,
@@ -88,12 +92,11 @@ def run_one(recipe: Recipe, label: str, seed: int, text: PreparedText, report: R
             recipe.masking,
             seed,
             work_dir=work_dir,
-            on_step=_reporter(recipe, report),
+            on_step=_reporter(recipe, report, keep),
         )
     except DivergedError as error:
         return RunResult(status="failed", reason=str(error), seconds=time.perf_counter() - start, **facts)
     report({"event": "evaluate"})
-    validation = Validation(text.validation, text.tokenizer, recipe.evaluate, recipe.masking)
     max_length = build_encoding(choice, recipe.model, train.length).max_length
     lengths = validation.by_length(built.model, train.length, max_length)
     shifts = validation.by_shift(built.model, train.length, max_length)
@@ -116,8 +119,30 @@ def _curve(points: tuple[LossPoint, ...], validation_loss: float | None) -> tupl
     )
 
 
-def _reporter(recipe: Recipe, report: Report) -> Callable[[int, float], bool]:
-    """Reports progress a few times a second."""
+def _keeper(
+    recipe: Recipe, built: BuiltModel, text: PreparedText, validation: Validation, work_dir: Path
+) -> Callable[[int], None]:
+    """Keeps the model, with its validation loss, at the steps that the recipe asks for. Raises: OSError."""
+    model, train = built.model, recipe.train
+    course.forget(work_dir)
+
+    def keep(step: int) -> None:
+        if step not in train.checkpoint_steps:
+            return
+        was_training = model.training
+        loss, _ = validation.score(model, train.length)
+        model.train(was_training)
+        try:
+            milestone = course.Milestone(step, step * train.batch_size * train.length, loss)
+            course.keep(work_dir, model, text.tokenizer, milestone)
+        except OSError as error:
+            raise unwritable(work_dir / course.FOLDER, error) from error
+
+    return keep
+
+
+def _reporter(recipe: Recipe, report: Report, keep: Callable[[int], None]) -> Callable[[int, float], bool]:
+    """Reports progress a few times a second, and keeps the model where that is due."""
     last = {"time": time.perf_counter(), "step": 0}
 
     def on_step(step: int, loss: float) -> bool:
@@ -127,6 +152,7 @@ def _reporter(recipe: Recipe, report: Report) -> Callable[[int, float], bool]:
             speed = tokens / max(now - last["time"], 1e-9)
             report({"event": "step", "step": step, "loss": loss, "tokens_per_second": speed})
             last.update(time=now, step=step)
+        keep(step)
         return False
 
     return on_step

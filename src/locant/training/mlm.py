@@ -73,6 +73,9 @@ class TrainSettings:
     curve_points: int = 50  # points of the loss curve, each the mean since the last
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast
     device: Literal["auto", "cpu"] = "auto"  # auto: a GPU where there is one
+    checkpoints: int = (
+        0  # the model is kept at step 0 and at so many evenly spaced steps, the last among them; 0: never
+    )
 
     def __post_init__(self) -> None:
         if self.length < MIN_LENGTH:
@@ -80,6 +83,8 @@ class TrainSettings:
         for name in ("steps", "batch_size", "curve_points"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}, needed at least 1")
+        if not 0 <= self.checkpoints <= self.steps:
+            raise ValueError(f"checkpoints = {self.checkpoints}, needed 0 (none) to steps = {self.steps}")
         if not 0 <= self.warmup_fraction <= 1:
             raise ValueError(f"warmup_fraction = {self.warmup_fraction}, needed 0 to 1: it is a share of the steps")
         if not 0 < self.learning_rate < math.inf:
@@ -87,6 +92,12 @@ class TrainSettings:
         for name in ("weight_decay", "max_grad_norm"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} = {getattr(self, name)}, needed 0 or more")
+
+    @property
+    def checkpoint_steps(self) -> tuple[int, ...]:
+        """The steps at which the model is kept: 0 and `checkpoints` more, evenly spaced, or none."""
+        count = self.checkpoints
+        return tuple(round(at * self.steps / count) for at in range(count + 1)) if count else ()
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,9 @@ class MlmTrainer(Trainer):
 
     def record_step(self, step: int, steps: int) -> bool:
         """Adds a curve point where one is due; True when the caller asked to stop."""
+        before = time.perf_counter()
         stop = bool(self.on_step(step, self._last)) if self.on_step is not None else False
+        self._start += time.perf_counter() - before  # what the caller does between steps is no training time
         if step * self.points // steps > (step - 1) * self.points // steps or step == steps or stop:
             point = LossPoint(step, self._tokens, time.perf_counter() - self._start, self._sum / self._count)
             self.curve, self._sum, self._count = (*self.curve, point), 0.0, 0
