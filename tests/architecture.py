@@ -15,25 +15,28 @@ DIRECT: dict[str, tuple[str, ...]] = {
     "terms": ("positions",),
     "encoding": ("terms",),
     "encodings": ("encoding",),
+    "transform": ("encoding",),
+    "transforms": ("transform",),
     "backends": ("terms",),
     "attention": ("backends",),
-    "__init__": ("encodings", "attention"),
+    "__init__": ("encodings", "transforms", "attention"),
     "models": ("__init__",),
     "graphs": ("__init__",),
+    "lengthgen": ("__init__",),
     "data": ("__init__",),
     "hf": ("__init__",),
     "testing": ("models",),
     "tasks": ("hf", "models", "graphs", "data"),
     "training": ("hf", "models", "graphs", "data"),
     "analysis": ("hf", "models", "graphs", "data"),
-    "compare": ("tasks", "training", "analysis"),
+    "compare": ("tasks", "training", "analysis", "lengthgen"),
     "bench": ("compare",),
     "plots": ("compare", "bench"),
     "report": ("plots",),
     "cli": ("report", "testing"),
     "__main__": ("cli",),
 }
-NO_SIBLINGS = ("encodings",)  # one file for each paper; what two of them need lives below them
+NO_SIBLINGS = ("encodings", "transforms")  # one file for each paper; what two of them need lives below them
 # names() walks the folder of encodings: the base class knows where they lie, and none of them by name.
 EXCEPT = {("locant.encoding", "locant.encodings")}
 SOFTMAX = ("attention", "backends", "analysis")
