@@ -233,11 +233,11 @@ def test_learned_biases_take_the_fused_path_with_their_gradients():
 def test_explain_says_which_and_why_not():
     q, k, v = operands()
     plain = explain(q, k, v, (bias(),))
-    assert plain.backend == "sdpa" and str(plain).startswith("sdpa: chosen")
+    assert str(plain).startswith(f"{plain.backend}: chosen") and "sdpa" not in plain.refused
     gated = explain(q, k, v, (RelativeGate(normal(1, 7, D), Clip(3)),))
     assert gated.backend != "sdpa" and "RelativeGate" in gated.refused["sdpa"]
     assert "sdpa: cannot, RelativeGate" in str(gated)
-    mapped = explain(q, k, v, (LogitMap(lambda content, bias, positions: content),), backend="reference")
+    mapped = explain(q, k, v, (LogitMap(lambda content, bias, positions, allowed: content),), backend="reference")
     assert mapped.backend == "reference"
     assert explain(q, k, v, return_weights=True).refused["sdpa"] == "it does not return weights"
 
