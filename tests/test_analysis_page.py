@@ -54,6 +54,25 @@ def llama() -> Analysis:
 
 
 @pytest.fixture(scope="module")
+def run(bert) -> Analysis:
+    counts = ({"whole": 6}, {"whole": 4, "local": 2}, {"whole": 1, "local": 3, "previous": 2})
+    points = tuple(
+        Checkpoint(
+            100 * at,
+            r2=0.1 + 0.2 * at,
+            heads_null=0.1,
+            words_r2=r2,
+            words_null=0.2,
+            attention=counts[at],
+            loss=3.5 - at,
+        )
+        for at, r2 in enumerate((None, 0.25, 0.75))
+    )
+    course = Course(17, points, {"r2": Correlation(-1.0, -0.875, 3), "words_r2": Correlation(None, None, 2)})
+    return dataclasses.replace(bert, over_training=course)
+
+
+@pytest.fixture(scope="module")
 def both(bert, llama) -> str:
     return render_analysis([bert, llama], environment={"date": "2031-02-03T04:05", "command": "locant analyze x"})
 
@@ -132,8 +151,8 @@ def check_page(text: str) -> Page:
     return page
 
 
-def test_a_page_of_one_and_of_two_models_is_whole(bert, llama, both):
-    for text in (both, render_analysis([bert]), render_analysis([llama])):
+def test_a_page_of_one_and_of_two_models_is_whole(bert, llama, run, both):
+    for text in (both, render_analysis([bert]), render_analysis([llama]), render_analysis([run, llama])):
         page = check_page(text)
         captions = re.findall(r"<figcaption>(.*?)</figcaption>", text, flags=re.DOTALL)
         assert len(page.all("figure")) == len(captions) >= 8
@@ -256,7 +275,7 @@ def test_what_equal_weights_give_is_what_the_protocols_measure_on_them(causal):
 
 def test_tables_hold_every_digit_of_both_models(bert, llama):
     tables = analysis_tables([bert, llama])
-    assert tables.keys() == TABLES.keys() - {"companions"}  # neither has a relative encoding
+    assert tables.keys() == TABLES.keys() - {"companions", "over_training"}  # no relative encoding, no run
     rows = list(csv.DictReader(io.StringIO(tables["mean_distance"])))
     assert bert.distance and llama.distance
     want = [x for one in (bert, llama) for layer in plain(one.distance.mean_distance) for x in layer]
@@ -316,15 +335,61 @@ def test_scoring_functions_are_drawn_with_their_fit(bert):
 
 def test_a_course_is_drawn_with_and_without_losses():
     points = tuple(
-        Checkpoint(step, 0.1 * step, None, 0.2 * step, loss) for step, loss in ((1, 3.0), (2, 2.5), (3, None))
+        Checkpoint(step, r2=0.1 * step, heads_r2=0.2 * step, loss=loss)
+        for step, loss in ((1, 3.0), (2, 2.5), (3, None))
     )
-    figure = invariance_over_training(Course(points, Correlation(None, None, 2), Correlation(-1.0, -0.75, 3)))
+    figure = invariance_over_training(Course(9, points, {"heads_r2": Correlation(-1.0, -0.75, 3)}))
     assert list(figure.axes[0].lines[1].get_ydata()) == pytest.approx([0.2, 0.4, 0.6])
-    assert "-0.750" in figure.axes[1].get_title()
+    assert "-0.750" in figure.axes[1].get_title() and len(figure.axes) == 2
     without = tuple(dataclasses.replace(point, loss=None) for point in points)
-    assert (
-        len(invariance_over_training(Course(without, Correlation(None, None, 0), Correlation(None, None, 0))).axes) == 1
-    )
+    assert len(invariance_over_training(Course(9, without, {})).axes) == 1
+
+
+def test_a_run_has_its_course_in_figures_tables_numbers_and_on_the_page(run):
+    figure = analysis_figures(run)["invariance_over_training"]
+    heads = {line.get_label(): list(line.get_ydata()) for line in figure.axes[2].lines}
+    assert heads == {"previous": [0, 0, 2], "whole": [6, 4, 1], "local": [0, 2, 3]}
+    rows = list(csv.DictReader(io.StringIO(analysis_tables([run])["over_training"])))
+    assert [(row["step"], row["words_r2"], row["attention_local"], row["loss"]) for row in rows] == [
+        ("0", "", "0", "3.5"),
+        ("100", "0.25", "2", "2.5"),
+        ("200", "0.75", "3", "1.5"),
+    ]
+    assert rows[2]["position_logits_local"] == "", "patterns that nobody looked for are not 0"
+    told = [finding for finding in findings(run) if finding.protocol == "over_training"]
+    assert [finding.value for finding in told] == ["0.500", "0.750"]
+    assert "step 0: 0.100; Spearman with the loss −0.875, n = 3" == told[0].control
+    assert "no independent samples" in told[0].sentence
+    data = page_data(run)["course"]
+    assert data["steps"] == [0, 100, 200] and data["by"] == "measured attention" and data["heads"] == 6
+    assert data["patterns"] == {"local": [0, 2, 3], "previous": [0, 0, 2], "whole": [6, 4, 1]}
+
+
+def test_the_course_of_a_run_follows_the_step(tmp_path, run, llama):
+    look = """function probe(frame) {
+      const page = frame.contentDocument, view = frame.contentWindow, seen = {};
+      const panel = (name, model) => page.querySelector(`[data-panel="${name}"][data-model="${model}"]`);
+      const said = (name) => panel(name, 0).querySelector("[data-number]").textContent;
+      seen.last = ["course", "losses", "kinds"].map(said);
+      const step = page.getElementById("step");
+      seen.steps = step.max;
+      step.value = 1;
+      step.dispatchEvent(new view.Event("input", { bubbles: true }));
+      seen.middle = ["course", "losses", "kinds"].map(said);
+      seen.beside = panel("course", 1).textContent;
+      seen.lines = panel("course", 0).querySelectorAll("path").length;
+      return seen;
+    }"""
+    seen = browse(tmp_path, render_analysis([run, llama]), look)
+    assert "error" not in seen and seen["console"] == [], seen
+    for width in (360, 1280):
+        view = seen[f"w{width}"]
+        assert view["last"][0].startswith("attention on one repeated word, step 200: 0.750 (step 0: undefined")
+        assert view["last"][1] == "step 200: 1.500 (step 0: 3.500)" and view["steps"] == "2"
+        assert view["last"][2] == "step 200: 2 previous, 1 whole, 3 local (by measured attention; 6 heads)"
+        assert view["middle"][0].startswith("attention on one repeated word, step 100: 0.250")
+        assert view["middle"][1].startswith("step 100: 2.500") and "4 whole, 2 local" in view["middle"][2]
+        assert "Not a run with checkpoints" in view["beside"] and view["lines"] == 2
 
 
 # --- a real browser --------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ import torch
 import locant
 import locant.hf
 from locant.analysis.course import correlate, over_checkpoints
-from locant.analysis.model import read_model
+from locant.analysis.diagonals import explained
+from locant.analysis.model import UNLIMITED, position_vectors, read_model
 from locant.analysis.probe import chance_distance, position_probe, read_positions
 from locant.analysis.table import (
     analyze_table,
@@ -188,15 +189,21 @@ def test_invariance_over_checkpoints_goes_with_the_loss():
     found = over_checkpoints((step, model(share), 9 - share) for step, share in enumerate(shares))
     r2 = [point.r2 for point in found.checkpoints]
     assert r2 == sorted(r2) and r2[-1] == pytest.approx(1, abs=1e-6)
-    assert found.r2_with_loss.spearman == pytest.approx(-1) and found.r2_with_loss.pearson < -0.8
-    assert [point.step for point in found.checkpoints] == [0, 1, 2, 3]
+    assert found.with_loss["r2"].spearman == pytest.approx(-1) and found.with_loss["r2"].pearson < -0.8
+    assert found.with_loss["r2_off_diagonal"].n == found.with_loss["heads_r2"].n == 4
+    assert [point.step for point in found.checkpoints] == [0, 1, 2, 3] and found.length == ROWS
+    last = found.checkpoints[-1]
+    table = position_vectors(read_model(model(1.0))).table
+    assert last.r2_off_diagonal == explained(table @ table.T)[1]
 
 
 def test_checkpoints_without_table_or_loss():
     found = over_checkpoints([(0, noisy(host("bert"), "tisa"), None), (5, host("gpt2"), None)])
     first, second = found.checkpoints
     assert (first.r2, first.loss) == (None, None) and first.heads_r2 == pytest.approx(1, abs=1e-9)
-    assert second.r2 is not None and found.r2_with_loss == correlate([], [])
+    assert second.r2 is not None and found.with_loss["r2"] == correlate([], [])
+    assert first.words_r2 is not None and first.words_null is not None and first.words_null < first.words_r2
+    assert found.length == UNLIMITED
     with pytest.raises(ValueError, match="got 0 of them"):
         over_checkpoints([])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -16,8 +17,13 @@ import locant.analysis.protocols as protocols
 import locant.hf
 from locant.cli import app
 from locant.cli.progress import Bars
+from locant.compare.executors import InlineExecutor
 from locant.compare.folder import lock_folder
+from locant.compare.grid import compare
+from locant.compare.recipe import read_recipe
+from locant.hf.course import kept
 from tests.analysis_models import family
+from tests.compare_runs import table, write_text
 from tests.hf_models import LAYERS, ROWS, VOCABULARY, host, tokens
 
 RUNNER = CliRunner()
@@ -106,6 +112,106 @@ def test_the_same_model_replaces_its_analysis_and_no_file_is_left_behind(saved, 
     forced = run(*llama, "--overwrite")
     assert forced.exit_code == 0, forced.stderr
     assert json.loads((out / "analysis.json").read_text(encoding="utf-8"))["model"]["name"] == "llama"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """The folder of a comparison of two encodings, its runs kept at three steps, and one of a run without."""
+    root = tmp_path_factory.mktemp("trained")
+    sizes = {"steps": 4, "checkpoints": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCANT_CACHE", str(root / "cache"))
+        text = write_text(root / "text.txt")
+        for name, more in (("kept", sizes), ("bare", {"checkpoints": 0})):
+            recipe = read_recipe(table(text, encodings=["absolute", "huang_m4"], train=more))
+            compare(recipe, root / name, executor=InlineExecutor)
+    return root
+
+
+def test_a_run_with_checkpoints_is_analyzed_over_training(trained, tmp_path):
+    runs, out = trained / "kept" / "runs", tmp_path / "out"
+    asked = ("--only", "translation_invariance,patterns", "--text", str(trained / "text.txt"), "--out", str(out))
+    result = run(str(runs / "absolute-seed1"), "--compare", str(runs / "huang_m4-seed1"), *asked)
+    assert result.exit_code == 0, result.stderr
+    told = (out / "tables" / "numbers.csv").read_text(encoding="utf-8")
+    assert 'over_training,"R² at step 4, table, raw",' in told and "Spearman with the loss" in told
+    assert "absolute-seed1: over_training" in result.stderr
+    first, second = (
+        json.loads((out / f"{name}.json").read_text(encoding="utf-8")) for name in ("analysis", "compared")
+    )
+    course = first["over_training"]
+    assert [point["step"] for point in course["checkpoints"]] == [0, 2, 4] and course["length"] == 9
+    kept_losses = [one.loss for one, _ in kept(runs / "absolute-seed1")]
+    assert [point["loss"] for point in course["checkpoints"]] == kept_losses
+    last = course["checkpoints"][-1]
+    assert last["r2"] == first["translation_invariance"]["position_table"]["raw"]["r2"]
+    assert sum(last["attention"].values()) == 2 == sum(last["patterns"].values())
+    assert set(course["with_loss"]) == {"r2", "r2_off_diagonal", "r2_layernorm", "heads_r2", "words_r2"}
+    assert set(second["over_training"]["with_loss"]) == {"words_r2"}, "Method 4 acts through queries and keys alone"
+    assert (out / "figures" / "invariance_over_training.svg").exists()
+    rows = (out / "tables" / "over_training.csv").read_text(encoding="utf-8").splitlines()
+    assert [row.split(",")[:2] for row in rows[1:]] == [
+        [f"{name}-seed1", str(step)] for name in ("absolute", "huang_m4") for step in (0, 2, 4)
+    ]
+    assert 'id="figure-course"' in (out / "index.html").read_text(encoding="utf-8")
+
+
+def test_folders_of_comparisons_say_what_to_give(trained):
+    for folder, message in (
+        ("kept", "is a whole comparison; give one of its runs: runs/absolute-seed1, runs/huang_m4-seed1"),
+        ("bare", "was trained without checkpoints; train it with train.checkpoints=10"),
+        ("bare/runs/absolute-seed1", "was trained without checkpoints"),
+    ):
+        result = run(str(trained / folder))
+        assert result.exit_code == 2 and message in result.stderr, result.stderr
+
+
+def write_pairs(folder: Path, rows: int = 4) -> str:
+    folder.mkdir(exist_ok=True)
+    for name in ("island", "number"):
+        said = [
+            json.dumps({"sentence_good": words(5 + at), "sentence_bad": words(4 + at), "UID": name})
+            for at in range(rows)
+        ]
+        with gzip.open(folder / f"{name}.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.write("\n".join(said) + "\n")
+    return str(folder)
+
+
+def test_pairs_are_scored_at_every_shift(saved, tmp_path):
+    pairs, out = write_pairs(tmp_path / "pairs"), tmp_path / "out"
+    asked = ("--only", "phase_shift", "--text", saved["text.txt"], "--length", "9", "--out", str(out))
+    result = run(saved["bert"], *asked, "--pairs", pairs, "--pairs-each", "3", "--compare", saved["llama"])
+    assert result.exit_code == 0, result.stderr
+    first, second = (
+        json.loads((out / f"{name}.json").read_text(encoding="utf-8"))["phase_shift"]
+        for name in ("analysis", "compared")
+    )
+    assert first["acceptability"]["pairs"] == 6 and set(first["acceptability"]["per_paradigm"]) == {"island", "number"}
+    assert len(first["acceptability"]["accuracy"]) == len(first["shifts"]) > 2
+    assert second["relative"] and second["control"] and set(second["acceptability"]["delta"]) == {0.0}
+    numbers = (out / "tables" / "numbers.csv").read_text(encoding="utf-8")
+    assert numbers.count("largest loss of acceptability under a shift") == 2
+    assert "accuracy" in (out / "tables" / "scores_by_shift.csv").read_text(encoding="utf-8").splitlines()[0]
+
+
+def test_pairs_that_cannot_be_scored_are_refused(saved, tmp_path):
+    pairs = write_pairs(tmp_path / "pairs")
+    (tmp_path / "broken.jsonl").write_text('{"sentence_good": "w5"}\n', encoding="utf-8")
+    for model, given, message in (
+        (
+            "attached",
+            ["--pairs", pairs],
+            "'attached' cannot tell which of 8 pairs is better: scoring: BertModel has no",
+        ),
+        ("bert", ["--pairs", pairs, "--only", "table"], "got 8 pairs but only=['table'] leaves out phase_shift"),
+        ("bert", ["--pairs", saved["empty"]], "holds no .jsonl or .jsonl.gz file"),
+        ("bert", ["--pairs", pairs, "--pairs-each", "0"], "got 0 pairs of each file; give 1 or more"),
+        ("bert", ["--pairs", str(tmp_path / "broken.jsonl")], "line 1 of "),
+    ):
+        result = run(saved[model], "--text", saved["text.txt"], "--length", "9", "--out", str(tmp_path / "out"), *given)
+        assert result.exit_code == 2 and message in result.stderr, result.stderr
+        assert not (tmp_path / "out").exists()
 
 
 def test_two_models_stand_side_by_side(saved, tmp_path):

@@ -134,12 +134,7 @@ def head_patterns(host: Host, length: int = 128) -> tuple[LayerPatterns, ...]:
     """
     found = []
     for layer, source, logits in position_logits(host, length, every_treatment=False):
-        encoding = host.encoding_of(layer)
-        untied = source == "terms" and any(
-            getattr(p, "untie_cls", False) for p in (encoding.parts() if encoding else ())
-        )
-        first = 1 if untied else 0
-        heads = (head_pattern(logits(h)[first:, first:], causal=host.causal) for h in range(host.num_heads))
+        heads = (head_pattern(logits(h), causal=host.causal) for h in range(host.num_heads))
         found.append(LayerPatterns(layer, source, tuple(heads)))
     if not found:
         raise ValueError(no_positions(host))

@@ -269,7 +269,15 @@ def phase_shift(
     check_windows("phase shift", host, windows)
     longest = max(windows.shape[1], *(len(ids) for pair in pairs for ids in (pair.good, pair.bad)), 0)
     kept, dropped = fitting_shifts(host, longest, shifts)
-    found = drift(host, windows, kept, shift_specials=shift_specials, progress=progress)
+    scored = len(pairs) if scorer is not None else 0
+    report = progress or (lambda done, total: None)
+    found = drift(
+        host,
+        windows,
+        kept,
+        shift_specials=shift_specials,
+        progress=lambda done, total: report(done, total + scored),
+    )
     relative = is_relative(host)
     return PhaseShift(
         length=windows.shape[1],
@@ -281,7 +289,11 @@ def phase_shift(
         control=exact(found, kept) if relative else None,
         drift=found,
         perplexity=None if scorer is None else perplexity(scorer, windows.tolist(), kept),
-        acceptability=acceptability(scorer, pairs, kept) if scorer is not None and pairs else None,
+        acceptability=None
+        if scorer is None or not pairs
+        else acceptability(
+            scorer, pairs, kept, progress=lambda done, total: report(len(windows) + done, len(windows) + total)
+        ),
     )
 
 

@@ -128,6 +128,15 @@ def _distance(answers: Tensor, n: int) -> float:
     return float((answers - torch.arange(n)).abs().double().mean())
 
 
+def _states(host: Host, windows: Int[Tensor, "N n"], layers: Sequence[int]) -> list[Float[Tensor, "N n M"]]:
+    """Hidden states of some layers, each window read once."""
+    passes = []
+    for window in windows:
+        hidden = run(host, window[None], hidden=True).hidden
+        passes.append([hidden[layer][0] for layer in layers])
+    return [torch.stack(layer) for layer in zip(*passes, strict=True)]
+
+
 def position_probe(
     host: Host,
     train: Int[Tensor, "N n"],
@@ -150,10 +159,9 @@ def position_probe(
     if wrong := [layer for layer in chosen if not 0 <= layer <= host.num_layers]:
         raise ValueError(f"probe: layer {wrong[0]} does not exist; this model has 0 (embeddings) to {host.num_layers}")
     deep, flat = [], []
-    for done, layer in enumerate(chosen):
-        states = [
-            torch.stack([run(host, w[None], hidden=True).hidden[layer][0] for w in side]) for side in (train, test)
-        ]
+    sides = [_states(host, side, chosen) for side in (train, test)]
+    for done in range(len(chosen)):
+        states = [side[done] for side in sides]
         deep.append(read_positions(*states, steps=steps, seed=seed))
         flat.append(read_positions(*states, hidden=False, steps=steps, seed=seed))
         if progress is not None:

@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from locant.analysis.correlations import Correlations, correlations
+from locant.analysis.course import Course
 from locant.analysis.distance import AttentionByDistance, attention_by_distance
 from locant.analysis.locality import Locality, head_locality, identical_words, some_words
 from locant.analysis.model import Host, check_weights, position_vectors, read_model
@@ -53,7 +54,10 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Results of the protocols that ran; one that cannot run on this model is None, its reason in ``skipped``."""
+    """Results of the protocols that ran; one that cannot run on this model is None, its reason in ``skipped``.
+
+    ``over_training``: of a run with checkpoints, see `locant.analysis.load.analyze_saved`.
+    """
 
     model: ModelFacts
     length: int
@@ -66,6 +70,7 @@ class Analysis:
     locality: Locality | None = None
     probe: Probe | None = None
     table: Table | None = None
+    over_training: Course | None = None
     skipped: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -273,7 +278,7 @@ def check_memory(host: Host, length: int) -> None:
     """Raise a ValueError where the largest arrays of an analysis would not fit into the memory that is free."""
     n = max(length, host.trained_length or 0)
     maps = 3 * 8 * host.num_heads * length * length + 8 * 8 * n * n  # one layer of maps, a few matrices of the table
-    states = 4 * (PROBED + PROBED // 3) * length * host.model_dim
+    states = 4 * (PROBED + PROBED // 3) * length * host.model_dim * (host.num_layers + 1)
     need, free = maps + states, free_memory()
     if free is not None and need > free:
         raise ValueError(

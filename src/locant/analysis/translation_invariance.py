@@ -182,7 +182,8 @@ def position_logits(host: Host, length: int | None = None, *, every_treatment: b
     """Each source of position-only logits: (layer, source, function from head to its matrix).
 
     A table acts in the first layer, once for each treatment (``every_treatment=False``: only what attention sees). An
-    encoding inside attention acts in each layer (once where all layers add the same).
+    encoding inside attention acts in each layer (once where all layers add the same); position 0 is left out where it
+    is an untied [CLS], whose row and column are no positions.
     """
     limit = host.trained_length
     n = min(length or limit or UNLIMITED, limit or length or UNLIMITED)
@@ -201,7 +202,9 @@ def position_logits(host: Host, length: int | None = None, *, every_treatment: b
         if logits is None or (before is not None and torch.equal(before, logits)):
             continue
         before = logits
-        yield layer, "terms", lambda h, logits=logits: logits[h]
+        encoding = host.encoding_of(layer)
+        untied = any(getattr(part, "untie_cls", False) for part in (encoding.parts() if encoding else ()))
+        yield layer, "terms", lambda h, logits=logits, first=int(untied): logits[h, first:, first:]
 
 
 def translation_invariance(

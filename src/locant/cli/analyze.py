@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 HELP = """Analyze what a model does with positions: how much of it depends on the offset alone, where heads look, what a
 shift of all positions changes, where absolute position can be read.
 
-MODEL is the folder of a saved model, attached or plain, or the id of one in the hub's cache. Nothing is downloaded.
+MODEL is the folder of a saved model, attached or plain, a GGUF file, the id of a model in the hub's cache, or the
+folder of a run that `locant compare` trained with checkpoints: its last model is analyzed, and its course. Nothing is
+downloaded.
 
 Examples:
 
@@ -29,6 +31,10 @@ Examples:
   locant analyze ./my-model --compare ./other-model --out both
 
   locant analyze ./my-model --only distance,patterns --text book.txt --length 256
+
+  locant analyze runs/books/runs/absolute-seed1 --only translation_invariance,patterns
+
+  locant analyze ./my-gpt --only phase_shift --pairs blimp/data --pairs-each 5
 
 The output folder gets index.html (a page to explore, works offline), analysis.json, tables as CSV, and figures as SVG
 and PNG.
@@ -56,6 +62,11 @@ def analyze(
     compare: Annotated[
         str | None, typer.Option(metavar="MODEL", help="A second model, side by side.", show_default=False)
     ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(help="Minimal pairs (BLiMP's .jsonl files) to score at every shift.", show_default=False),
+    ] = None,
+    pairs_each: Annotated[int, typer.Option(help="Pairs read of each file.")] = 20,
     out: Annotated[
         Path | None, typer.Option(help="Output folder.", show_default="analysis/<name of the model>")
     ] = None,
@@ -65,20 +76,21 @@ def analyze(
 ) -> None:
     """Parses, analyzes, writes, prints."""
     with one_sentence():
-        from locant.analysis.load import common_length, load_model
+        from locant.analysis.load import common_length, load_model, read_pairs
         from locant.analysis.protocols import chosen_protocols
         from locant.compare.environment import environment
         from locant.data import TextSource, read_text
         from locant.report.analysis_folder import open_analysis_folder
 
         names = chosen_protocols([part.strip() for part in only.split(",") if part.strip()] or None)
+        rows = [] if pairs is None else read_pairs(pairs, pairs_each)
         loaded = [load_model(source) for source in (model, compare) if source is not None]
         folder = out or Path("analysis") / loaded[0].name
         with open_analysis_folder(folder, [one.identity for one in loaded], overwrite=overwrite) as output:
             source = TextSource("docs", limit_mb=1.0) if text is None else TextSource(str(text))
             texts = [document.text for document in read_text(source, progress=False)]
             window = common_length(loaded) if length is None else length
-            analyses = [_analyze(one, texts, names, window, seed) for one in loaded]
+            analyses = [_analyze(one, texts, names, window, rows, seed) for one in loaded]
             page = output.write(analyses, environment(" ".join(["locant", *sys.argv[1:]])))
         if as_json:
             print(json.dumps(analyses[0].to_dict(), allow_nan=False, ensure_ascii=False))
@@ -87,21 +99,19 @@ def analyze(
         print(f"\npage: {page.resolve()}", file=sys.stderr if as_json else sys.stdout)
 
 
-def _analyze(loaded: Loaded, texts: Sequence[str], names: Sequence[str], length: int, seed: int) -> Analysis:
-    from locant.analysis import analyze as run_analysis
+def _analyze(
+    loaded: Loaded,
+    texts: Sequence[str],
+    names: Sequence[str],
+    length: int,
+    pairs: Sequence[dict[str, str]],
+    seed: int,
+) -> Analysis:
+    from locant.analysis.load import analyze_saved
     from locant.cli.progress import Bars
 
     with Bars(loaded.name) as bars:
-        return run_analysis(
-            loaded.model,
-            loaded.tokenizer,
-            texts,
-            only=names,
-            length=length,
-            seed=seed,
-            name=loaded.name,
-            progress=bars,
-        )
+        return analyze_saved(loaded, texts, only=names, length=length, pairs=pairs, seed=seed, progress=bars)
 
 
 def _print(analyses: Sequence[Analysis]) -> None:

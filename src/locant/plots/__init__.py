@@ -11,6 +11,7 @@ from locant.plots.analysis import (
     scoring_functions,
     similarity_of_positions,
     spectrum_of_table,
+    tuned_and_tested,
     word_position_maps,
 )
 from locant.plots.bench import cost_of_attention
@@ -37,5 +38,6 @@ __all__ = [
     "spectrum_of_table",
     "speed_against_quality",
     "to_svg",
+    "tuned_and_tested",
     "word_position_maps",
 ]

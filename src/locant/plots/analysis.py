@@ -22,14 +22,15 @@ from torch import Tensor
 
 from locant.analysis import Analysis, Course
 from locant.analysis.correlations import Correlations
+from locant.analysis.course import MEASURES
 from locant.analysis.distance import AttentionByDistance, uniform_distance
 from locant.analysis.locality import Locality, uniform_locality
 from locant.analysis.patterns import Patterns
-from locant.analysis.phase_shift import PhaseShift
+from locant.analysis.phase_shift import PhaseShift, ShiftMatrix
 from locant.analysis.probe import Probe
 from locant.analysis.table import Table
 from locant.analysis.translation_invariance import TranslationInvariance
-from locant.plots.style import COLORS, INK, MUTED, NONE_COLOR, PAPER, TWO_COLUMN, styled
+from locant.plots.style import COLORS, INK, MUTED, NONE_COLOR, ONE_COLUMN, PAPER, TWO_COLUMN, styled
 
 AMOUNT = LinearSegmentedColormap.from_list("locant amount", [PAPER, "#5b9bd5", "#07223f"])
 SIGNED = LinearSegmentedColormap.from_list("locant signed", ["#a8510a", "#f6f7f8", "#1d5fa8"])
@@ -56,6 +57,7 @@ def analysis_figures(analysis: Analysis, width: float = TWO_COLUMN) -> dict[str,
         "locality": locality_by_layer,
         "probe": probe_by_layer,
         "table": spectrum_of_table,
+        "over_training": invariance_over_training,
     }
     for protocol, draw in drawings.items():
         result = getattr(analysis, protocol)
@@ -212,6 +214,29 @@ def drift_by_shift(result: PhaseShift, width: float = TWO_COLUMN) -> Figure:
     return figure
 
 
+def tuned_and_tested(result: ShiftMatrix, width: float = ONE_COLUMN) -> Figure:
+    """Scores of models fine-tuned with positions moved by one shift (rows) and tested at another (columns)."""
+    count = len(result.shifts)
+    mean, std = result.mean.numpy(), result.std.numpy()
+    with styled():
+        figure, axes = _sheet(width, 0.85 * width, 1, 1)
+        here = axes[0, 0]
+        image = here.imshow(mean, cmap=AMOUNT, vmin=min(0.0, float(mean.min())), vmax=float(mean.max()) or 1.0)
+        for row in range(count):
+            for column in range(count):
+                spread = "" if math.isnan(std[row, column]) else f"\n±{std[row, column]:.3f}"
+                ink = PAPER if mean[row, column] > 0.6 * float(mean.max()) else INK
+                here.text(
+                    column, row, f"{mean[row, column]:.3f}{spread}", color=ink, fontsize=6.5, ha="center", va="center"
+                )
+        here.grid(False)
+        here.set_xticks(range(count), [str(shift) for shift in result.shifts])
+        here.set_yticks(range(count), [str(shift) for shift in result.shifts])
+        here.set(xlabel="tested at shift", ylabel="trained at shift", title=f"mean of {len(result.seeds)} seeds")
+        figure.colorbar(image, ax=here, shrink=0.8, pad=0.02).outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    return figure
+
+
 def locality_by_layer(result: Locality, width: float = TWO_COLUMN) -> Figure:
     """Attention on one repeated word, and its locality and symmetry by layer (dotted: locality of equal weights)."""
     words = result.identical_words
@@ -277,24 +302,38 @@ def spectrum_of_table(result: Table, width: float = TWO_COLUMN) -> Figure:
 
 
 def invariance_over_training(result: Course, width: float = TWO_COLUMN) -> Figure:
-    """R^2 of table and heads over the checkpoints of a run, and the loss, where it was told."""
-    steps = [point.step for point in result.checkpoints]
-    names = {"r2": "table, raw", "r2_layernorm": "table, after LayerNorm", "heads_r2": "heads, mean"}
-    losses = [math.nan if point.loss is None else point.loss for point in result.checkpoints]
-    told = not all(math.isnan(loss) for loss in losses)
+    """R^2 over the checkpoints of a run, the loss, and the heads' patterns, each where it is known."""
+    points = result.checkpoints
+    steps = [point.step for point in points]
+    losses = [math.nan if point.loss is None else point.loss for point in points]
+    told, named = not all(map(math.isnan, losses)), any(point.attention or point.patterns for point in points)
     with styled():
-        figure, axes = _sheet(width, 2.4, 1, 2 if told else 1)
-        for at, (key, name) in enumerate(names.items()):
-            y = [math.nan if (value := getattr(point, key)) is None else value for point in result.checkpoints]
+        figure, axes = _sheet(width, 2.6, 1, 1 + told + named)
+        for at, (key, name) in enumerate(MEASURES.items()):
+            y = [math.nan if (value := getattr(point, key)) is None else value for point in points]
             if not all(map(math.isnan, y)):
-                axes[0, 0].plot(steps, y, color=COLORS[at], marker="os^"[at], label=name)
-        axes[0, 0].set(xlabel="step", ylabel="R² of the offset", ylim=(0, 1.03))
-        axes[0, 0].legend(frameon=False, fontsize=7)
+                axes[0, 0].plot(steps, y, color=COLORS[at], marker="os^Dv"[at], markersize=3, label=name)
+        axes[0, 0].set(xlabel="step", ylabel="R² of the offset", ylim=(-0.03, 1.03))
+        axes[0, 0].legend(frameon=False, fontsize=6)
         if told:
-            axes[0, 1].plot(steps, losses, color=INK, marker="o")
-            r = result.heads_r2_with_loss.spearman
-            axes[0, 1].set(xlabel="step", ylabel="loss", title=f"heads' R² with loss: Spearman {_text(r)}")
+            axes[0, 1].plot(steps, losses, color=INK, marker="o", markersize=3)
+            ranks = ", ".join(_text(one.spearman) for one in result.with_loss.values())
+            axes[0, 1].set(xlabel="step", ylabel="loss", title=f"Spearman with R²: {ranks}")
+            axes[0, 1].title.set_fontsize(7)
+        if named:
+            _counts(axes[0, -1], steps, [point.attention or point.patterns for point in points])
     return figure
+
+
+def _counts(axes: Axes, steps: list[int], counts: list[dict[str, int]]) -> None:
+    """Heads by pattern over the steps, those that appear at all."""
+    for name, color in LABELS.items():
+        if any(name in count for count in counts):
+            axes.plot(
+                steps, [count.get(name, 0) for count in counts], color=color, marker="o", markersize=3, label=name
+            )
+    axes.set(xlabel="step", ylabel="heads", ylim=(0, None))
+    axes.legend(frameon=False, fontsize=6)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ const FOUR = {
   position_position: "positions → positions",
 };
 const HUES = ["--c-3072bf", "--c-b26112", "--c-01744f", "--c-83235e"].map((name) => `var(${name})`);
-const chosen = { view: "attention", tint: "pattern", layer: 0, head: 0, offset: -1, treatment: "", expansion: "", shift: 0, probed: 0 };
+const chosen = { view: "attention", tint: "pattern", layer: 0, head: 0, offset: -1, treatment: "", expansion: "", shift: 0, probed: 0, step: 0 };
 const byId = (id) => document.getElementById(id);
 const unique = (list) => [...new Map(list.map((one) => [one.id, one])).values()];
 
@@ -128,7 +128,10 @@ const panels = {
     const found = model.shift, score = found && Object.values(found.scores)[0];
     if (!score) return { missing: found ? "This model has no language-model head: hidden states alone." : skipped(model, "phase_shift") };
     const at = shiftOf(found), entries = Object.values(found.scores);
-    drawChart(box, { x: found.shifts, series: [{ name: score.title, y: score.y, color: HUES[0] }], flats: [{ name: "at shift 0", y: score.y[0] }], cursor: found.shifts[at], xlabel: "shift", ylabel: score.title, name: `${score.title} by shift` });
+    const charts = entries.map(() => make("div"));
+    clear(box);
+    box.replaceChildren(...charts);
+    entries.forEach((one, k) => drawChart(charts[k], { x: found.shifts, series: [{ name: one.title, y: one.y, color: HUES[k] }], flats: [{ name: "at shift 0", y: one.y[0] }], range: steady(one.y), cursor: found.shifts[at], xlabel: "shift", ylabel: one.title, name: `${one.title} by shift` }));
     return cite(score.title, score.y[at], `shift 0: ${text(score.y[0])}${entries[1] ? `; ${entries[1].title} ${text(entries[1].y[at])} (shift 0: ${text(entries[1].y[0])})` : ""}`);
   },
   repeated(model, box) {
@@ -161,14 +164,44 @@ const panels = {
     drawChart(box, { x: places, series: [{ y: edge(1), color: HUES[0], faint: true }, { y: edge(-1), color: HUES[0], faint: true }, { name: "truth", y: places, color: "var(--soft)", dash: "2 3" }, { name: "answer", y: mean, color: HUES[0] }], cursor: null, range: [-0.06 * places.length, 1.06 * places.length], xlabel: "true position", ylabel: "answer", name: `answers of the probe on layer ${at}` });
     return cite(`layer ${at}`, found.distance[at], `chance ${text(found.chance, 1)}; exact ${text(found.accuracy[at])}`, 2);
   },
+  course(model, box) {
+    const found = model.course;
+    if (!found) return { missing: noCourse };
+    if (!found.measures.length) return { missing: "Nothing in this model depends on positions at any checkpoint." };
+    const series = found.measures.map((one, k) => ({ name: one.title, y: one.y, color: HUES[k % 4], dash: ["", "6 3", "2 3", "8 2 2 2", "1 2"][k] }));
+    const at = stepOf(found), main = found.measures.at(-1);
+    drawChart(box, { x: found.steps, series, cursor: found.steps[at], range: [-0.02, 1.04], xlabel: "step", ylabel: "R² of the offset", name: "R² of the offset over training" });
+    const nulls = [["position-only logits", found.nulls.heads_null], ["repeated word", found.nulls.words_null]].filter(([, y]) => y[at] !== null).map(([name, y]) => `, ${name} shuffled ${text(y[at])}`).join("");
+    return cite(`${main.title}, step ${found.steps[at]}`, main.y[at], `step ${found.steps[0]}: ${text(main.y[0])}${nulls}; Spearman with the loss ${text(main.spearman)} over ${main.n} checkpoints`);
+  },
+  losses(model, box) {
+    const found = model.course;
+    if (!found || !found.loss) return { missing: noCourse };
+    const at = stepOf(found);
+    drawChart(box, { x: found.steps, series: [{ name: "loss", y: found.loss, color: HUES[0] }], cursor: found.steps[at], xlabel: "step", ylabel: "loss, nats", name: "loss over training" });
+    return cite(`step ${found.steps[at]}`, found.loss[at], `step ${found.steps[0]}: ${text(found.loss[0])}`);
+  },
+  kinds(model, box) {
+    const found = model.course;
+    if (!found || !Object.keys(found.patterns).length) return { missing: found ? "Windows this short have no patterns." : noCourse };
+    const at = stepOf(found), names = Object.keys(PATTERNS).filter((name) => found.patterns[name]);
+    const series = names.map((name) => ({ name, y: found.patterns[name], color: `var(${PATTERNS[name][1]})` }));
+    drawChart(box, { x: found.steps, series, cursor: found.steps[at], range: [-0.03 * found.heads, 1.03 * found.heads], xlabel: "step", ylabel: "heads", name: "heads by pattern over training" });
+    return cite(`step ${found.steps[at]}`, names.map((name) => `${found.patterns[name][at]} ${name}`).join(", "), `by ${found.by}; ${found.heads} heads`);
+  },
   grid(model, box, panel) { drawGrid(model, panel); },
 };
 
+// The range of a chart whose values differ by rounding alone, which is no change.
+const steady = (y) => (Math.max(...y) - Math.min(...y) < 0.01 * Math.abs(y[0]) ? [0.97 * y[0], 1.03 * y[0]] : undefined);
 const cite = (name, value, control, digits = 3) => ({ name, value: typeof value === "string" ? value : text(value, digits), control });
 const treatmentOf = (model) => (model.table || []).find((one) => one.id === chosen.treatment);
 const noTable = (model) => (model.table ? "This model has no LayerNorm before its first attention; choose raw." : skipped(model, "translation_invariance").replace("left out by --only", "it has no table of positions"));
 const shifts = [...new Set(models.flatMap((model) => (model.shift ? model.shift.shifts : [])))].sort((one, other) => one - other);
 const shiftOf = (found) => nearest(found.shifts, shifts[chosen.shift]);
+const noCourse = "Not a run with checkpoints: give the folder of one.";
+const steps = [...new Set(models.flatMap((model) => (model.course ? model.course.steps : [])))].sort((one, other) => one - other);
+const stepOf = (found) => nearest(found.steps, steps[chosen.step]);
 const probedOf = (found) => Math.min(chosen.probed, found.distance.length - 1);
 
 // --- the grid of heads -------------------------------------------------------------------------------------------------
@@ -258,7 +291,7 @@ function draw(names = Object.keys(panels)) {
     const box = panel.querySelector("[data-drawing]"), said = panel.querySelector("[data-number]");
     const result = panels[name](model, box, panel) || {};
     if (result.missing) {
-      drawn.delete(box);
+      clear(box);
       box.classList.remove("chart");
       box.replaceChildren(make("p", { class: "absent-note" }, result.missing));
     }
@@ -310,6 +343,8 @@ const expansions = [{ id: "exact", title: "exact, through LayerNorm" }, { id: "r
 fill("expansion", expansions.filter((one) => kinds.includes(one.id)), "expansion", ["correlations"]);
 chosen.shift = Math.max(0, shifts.length - 1);
 slide("shift-by", "shift", { low: 0, high: chosen.shift, show: (at) => text(shifts[at]) }, ["drift", "scores"]);
+chosen.step = Math.max(0, steps.length - 1);
+slide("step", "step", { low: 0, high: chosen.step, show: (at) => text(steps[at]) }, ["course", "losses", "kinds"]);
 const deepest = Math.max(0, ...models.map((model) => (model.probe ? model.probe.distance.length - 1 : 0)));
 slide("probed", "probed", { low: 0, high: deepest }, ["probe", "answers"]);
 draw();

@@ -131,6 +131,13 @@ const watcher = new ResizeObserver((entries) => {
   }
 });
 
+function clear(box) { // forgets the charts in it, whose elements are about to go
+  for (const one of [box, ...box.querySelectorAll(".chart")]) {
+    drawn.delete(one);
+    watcher.unobserve(one);
+  }
+}
+
 // spec: x, series [{name, y, color, dash, faint}], flats [{name, y}], cursor (a value of x), xlabel, ylabel, range, name
 function drawChart(box, spec) {
   const width = Math.max(220, box.clientWidth), height = Math.round(Math.min(290, Math.max(190, width * 0.55)));

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.analysis import Analysis
+from locant.analysis.course import MEASURES
 from locant.analysis.distance import uniform_distance
 from locant.analysis.locality import uniform_locality
 from locant.analysis.patterns import LayerPatterns
@@ -43,6 +44,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
         "probe": _probe(analysis),
         "rows": _rows(analysis),
         "companions": _companions(analysis),
+        "course": _course(analysis),
     }
     n, causal = analysis.length, analysis.model.causal
     even = {"distance": uniform_distance(n, causal=causal), "locality": uniform_locality(n, causal=causal)}
@@ -263,6 +265,33 @@ def _rows(analysis: Analysis) -> dict[str, Any] | None:
         "rank_99": found.spectrum.rank_99,
         "axes": rounded(found.pca.T),
         "map": pack(reduced(found.cosine_map, SIDE)[None]),
+    }
+
+
+def _course(analysis: Analysis) -> dict[str, Any] | None:
+    found = analysis.over_training
+    if found is None:
+        return None
+    points = found.checkpoints
+    by_attention = any(point.attention for point in points)
+    counts = [point.attention if by_attention else point.patterns for point in points]
+    return {
+        "steps": [point.step for point in points],
+        "loss": None if all(point.loss is None for point in points) else rounded([point.loss for point in points]),
+        "measures": [
+            {
+                "title": title,
+                "y": rounded([getattr(point, name) for point in points]),
+                "spearman": rounded(found.with_loss[name].spearman),
+                "n": found.with_loss[name].n,
+            }
+            for name, title in MEASURES.items()
+            if name in found.with_loss
+        ],
+        "nulls": {name: rounded([getattr(point, name) for point in points]) for name in ("heads_null", "words_null")},
+        "by": "measured attention" if by_attention else "position-only logits",
+        "heads": analysis.model.num_layers * analysis.model.num_heads,
+        "patterns": {name: [count.get(name, 0) for count in counts] for name in sorted({n for c in counts for n in c})},
     }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from locant.analysis import Analysis
+from locant.analysis.course import MEASURES
 from locant.analysis.distance import uniform_distance
 from locant.analysis.locality import uniform_locality
 from locant.analysis.patterns import LayerPatterns
@@ -249,6 +250,25 @@ def _rows(analysis: Analysis) -> Iterator[Finding]:
     )
 
 
+def _over_training(analysis: Analysis) -> Iterator[Finding]:
+    found = analysis.over_training
+    if found is None:
+        return
+    first, last = found.checkpoints[0], found.checkpoints[-1]
+    for name, goes in found.with_loss.items():
+        value, start = getattr(last, name), getattr(first, name)
+        control = f"step {first.step}: {number(start)}; Spearman with the loss {number(goes.spearman)}, n = {goes.n}"
+        yield Finding(
+            "over_training",
+            f"R² at step {last.step}, {MEASURES[name]}",
+            number(value),
+            control,
+            f"Over the run, R² of the offset ({MEASURES[name]}) goes from {number(start)} at step {first.step} to "
+            f"{number(value)} at step {last.step}; with the loss it has a Spearman correlation of "
+            f"{number(goes.spearman)} over {goes.n} checkpoints, which are no independent samples.",
+        )
+
+
 ABOUT: tuple[Callable[[Analysis], Iterator[Finding]], ...] = (
     _table,
     _heads,
@@ -259,6 +279,7 @@ ABOUT: tuple[Callable[[Analysis], Iterator[Finding]], ...] = (
     _locality,
     _probe,
     _rows,
+    _over_training,
 )
 
 

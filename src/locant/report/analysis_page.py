@@ -27,6 +27,7 @@ SECTIONS: dict[str, tuple[str, set[str]]] = {  # id: its name in the navigation,
     "moved": ("Shift", {"shift"}),
     "repeated": ("Repeated word", {"locality"}),
     "probes": ("Probe", {"probe"}),
+    "training": ("Over training", {"course"}),
     "run": ("What was run", set()),
     "limits": ("Limits", set()),
 }

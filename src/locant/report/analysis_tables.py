@@ -11,6 +11,7 @@ from locant.analysis import Analysis, plain
 from locant.report.analysis_findings import findings
 
 Row = dict[str, Any]
+NAMED = ("previous", "next", "whole", "local", "broad", "other")
 
 
 def analysis_tables(analyses: Sequence[Analysis]) -> dict[str, str]:
@@ -200,6 +201,16 @@ def _rows(analysis: Analysis) -> Iterator[Row]:
     }
 
 
+def _over_training(analysis: Analysis) -> Iterator[Row]:
+    found = analysis.over_training
+    for point in () if found is None else found.checkpoints:
+        row = dict(vars(point))
+        by_logits, measured = row.pop("patterns"), row.pop("attention")
+        for title, counts in (("position_logits", by_logits), ("attention", measured)):
+            row |= {f"{title}_{name}": counts.get(name, 0) if counts else None for name in NAMED}
+        yield row
+
+
 TABLES: dict[str, Callable[[Analysis], Iterator[Row]]] = {
     "numbers": _numbers,
     "position_table": _position_table,
@@ -216,4 +227,5 @@ TABLES: dict[str, Callable[[Analysis], Iterator[Row]]] = {
     "locality": _locality,
     "probe": _probe,
     "table": _rows,
+    "over_training": _over_training,
 }
