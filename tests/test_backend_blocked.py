@@ -93,8 +93,8 @@ SITUATIONS = {
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles, several groups of heads and several blocks of gates even at the sizes of a test."""
-    monkeypatch.setattr(blocked, "BLOCK", 5)
-    monkeypatch.setattr(blocked, "TILE_ELEMENTS", 5 * 13 * 2)
+    monkeypatch.setattr(blocked, "BLOCK", 6)
+    monkeypatch.setattr(blocked, "TILE_ELEMENTS", 6 * 13 * 2)
     monkeypatch.setattr(blocked.parts, "KEY_CHUNK", 3)
     monkeypatch.setattr(blocked.gate, "GATE_ELEMENTS", 300)
 
@@ -127,6 +127,10 @@ def test_every_encoding_equals_reference(encoding: str, situation: str) -> None:
     for parameter in built.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     q, k, v = qkv(positions.num_queries, positions.num_keys, width=D)
+    if any(isinstance(term, LogitMap) for term in built.terms(built.prepare(positions), Layer(q, k))):
+        with pytest.raises(ValueError, match="'blocked' cannot: LogitMap"):
+            attention(q, k, v, built.terms(positions, Layer(q, k)), positions, backend="blocked", **arguments)
+        return
 
     def make(backend: str) -> Any:
         ready = built.prepare(positions)
@@ -295,7 +299,7 @@ def test_what_it_cannot_serve_is_refused_with_the_reason() -> None:
     gate = RelativeGate(table(5, D), Clip(2))
     assert refuses(call(gate)) is None
     assert "several vector gates" in (refuses(call(gate, gate)) or "")
-    assert "LogitMap" in (refuses(call(LogitMap(lambda content, bias, positions: content + bias))) or "")
+    assert "LogitMap" in (refuses(call(LogitMap(lambda content, bias, positions, allowed: content + bias))) or "")
     assert "weights" in (refuses(call(return_weights=True)) or "")
     operands = Operands(*qkv(7, 7), Positions.arange(7), torch.ones(7, requires_grad=True))
     assert "scale" in (refuses(Call(operands, (), None, False, 0.0, False)) or "")

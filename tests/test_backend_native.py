@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from locant.terms import (
     Clip,
     Distance,
     LogBucket,
+    LogitMap,
+    LowRankBias,
     Operands,
     PairBias,
     RelativeBias,
@@ -102,6 +105,33 @@ TERMS: dict[str, Callable[[int, int], list]] = {
     "pair, shared by the batch, scaled": lambda i, j: [PairBias(given(1, H, i, j), scaled=True)],
     "pair, shared by the heads": lambda i, j: [PairBias(given(B, 1, i, j))],
     "pairs": lambda i, j: [PairBias(given(1, 1, i, j)), PairBias(given(H, i, j))],
+    "pairs from functions": lambda i, j: [
+        PairBias(lambda positions: torch.linspace(-1, 1, j, dtype=torch.float32).expand(1, i, j)),
+        PairBias(lambda positions: torch.linspace(-1, 1, i, dtype=torch.float32)[:, None].expand(1, 1, i, j)),
+    ],
+    "factors": lambda i, j: [WeightScale(given(H, i, j))],
+    "factors, several": lambda i, j: [
+        WeightScale(given(B, 1, i, j)),
+        WeightScale(given(H, i, j)),
+        PairBias(given(H, i, j)),
+    ],
+    "low rank": lambda i, j: [LowRankBias(given(B, H, i, 5), given(1, H, j, 5))],
+    "low rank, several": lambda i, j: [
+        LowRankBias(given(B, 1, i, 3), given(B, H, j, 3), scaled=False),
+        LowRankBias(given(1, H, i, 17), given(1, 1, j, 17)),
+        RelativeScale(table(7), Clip(3)),
+    ],
+    "everything": lambda i, j: [
+        RelativeGate(table(21, D), Clip(10)),
+        RelativeScale(table(7), Clip(3)),
+        RelativeQuery(table(41, D, heads=1), Clip(20)),
+        RelativeKey(table(9, D), Clip(4)),
+        RelativeBias(table(8), LogBucket(8, 30)),
+        RelativeValue(table(4, E), Distance(3)),
+        PairBias(given(H, i, j)),
+        LowRankBias(given(B, H, i, 4), given(B, H, j, 4)),
+        WeightScale(given(B, 1, i, j)),
+    ],
 }
 SIZES = [(1, 1), (7, 11), (64, 64), (1, 150), (70, 203), (131, 131)]
 
@@ -154,8 +184,53 @@ def test_masks_and_scales_equal_reference(size: tuple[int, int], options: Callab
     check(qkv(*size), TERMS[terms](*size), options(*size))
 
 
+def gapped(num_queries: int, num_keys: int) -> tuple[Positions, dict]:
+    """A step, a long gap, a stretch in steps of two, a restart."""
+    ids = torch.arange(num_keys)
+    ids = torch.where(ids < 70, ids, torch.where(ids < 140, 2 * ids, ids - 140)) + torch.tensor([[0], [3]])
+    return Positions.from_ids(ids[:, num_keys - num_queries :], ids, length=500), {}
+
+
+def padded(num_queries: int, num_keys: int) -> tuple[Positions, dict]:
+    mask = torch.arange(num_keys) >= torch.tensor([[num_keys // 2], [0]])
+    return Positions.from_mask(mask, num_queries), {"mask": mask[:, None, None]}
+
+
+def packed(num_queries: int, num_keys: int) -> tuple[Positions, dict]:
+    document = torch.tensor([[0] * 66 + [1] * (num_keys - 66), [0] * 10 + [1] * (num_keys - 10)])
+    positions = Positions.packed(document)
+    return positions, {"causal": True}
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        "none",
+        "bias, bucket",
+        "scale",
+        "query",
+        "key",
+        "key, no clip, per head",
+        "gate",
+        "gate and all",
+        "value",
+        "everything",
+    ],
+)
+@pytest.mark.parametrize(("situation", "size"), [(gapped, (150, 203)), (padded, (203, 203)), (packed, (150, 150))])
+def test_explicit_ids_equal_reference(situation: Callable, size: tuple[int, int], terms: str) -> None:
+    positions, options = situation(*size)
+    inputs, made = qkv(*size), TERMS[terms](*size)
+    call = Call(Operands(*(t.float() for t in inputs), positions, 0.5), tuple(made), None, False, 0.0, False)
+    assert BACKENDS["native"].refuses(call) is None
+    check(inputs, made, {"positions": positions, **options}, atol=3e-5)
+
+
 @pytest.mark.parametrize("threads", [2, 5])
-@pytest.mark.parametrize("terms", ["gate and all", "pairs", "pair, shared by the heads", "query and values"])
+@pytest.mark.parametrize(
+    "terms",
+    ["gate and all", "pairs", "pair, shared by the heads", "query and values", "factors, several", "low rank, several"],
+)
 def test_few_heads_are_split_by_queries(terms: str, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -167,9 +242,10 @@ def test_few_heads_are_split_by_queries(terms: str, threads: int) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("terms", ["both, own rules", "everything"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_no_worse_than_reference(dtype: torch.dtype) -> None:
-    inputs, terms = qkv(70, 70), TERMS["both, own rules"](70, 70)
+def test_half_precision_is_no_worse_than_reference(dtype: torch.dtype, terms: str) -> None:
+    inputs, terms = qkv(70, 70), TERMS[terms](70, 70)
     with torch.no_grad():  # what half precision cannot hold is nobody's error
         for tensor in inputs + [t for term in terms for t in vars(term).values() if isinstance(t, torch.Tensor)]:
             tensor.copy_(tensor.to(dtype))
@@ -204,6 +280,21 @@ def test_transposed_views_are_read_right() -> None:
     )
 
 
+def test_operands_are_read_where_they_lie() -> None:
+    """Neither bfloat16 nor the layout of heads in a model asks for a copy; a last axis with gaps does."""
+    q = torch.randn(B, 33, H, 16).bfloat16().transpose(1, 2)
+    pair = torch.randn(1, H, 33, 33).bfloat16()
+    call = Call(Operands(q, q, q, Positions.arange(33), 0.5), (PairBias(pair, scaled=True),), None, False, 0.0, False)
+    held = native.Given(call, 0, native.lower.lower(call)).held
+    assert {t.data_ptr() for t in held} == {q.data_ptr(), pair.data_ptr()}
+    plain = replace(call, operands=replace(call.operands, q=q.contiguous()))
+    assert torch.equal(native.run(call), native.run(plain))
+    spread = torch.randn(B, H, 33, 32)[..., ::2]
+    torch.testing.assert_close(
+        attention(spread, spread, spread, backend="native"), attention(spread, spread, spread, backend="reference")
+    )
+
+
 def call(*terms: object, dtype: torch.dtype = torch.float32, positions: Positions | None = None) -> Call:
     q, k, v = (t.to(dtype) for t in qkv(7, 7))
     return Call(Operands(q, k, v, positions or Positions.arange(7), 0.5), terms, None, False, 0.0, False)
@@ -213,9 +304,12 @@ def test_what_it_cannot_serve_is_refused_with_the_reason() -> None:
     refuses = BACKENDS["native"].refuses
     query = RelativeQuery(table(9, D), Clip(4))
     assert refuses(call(query)) is None
-    assert "WeightScale" in (refuses(call(WeightScale(given(H, 7, 7)))) or "")
-    assert "contiguous" in (refuses(call(query, positions=Positions.packed(torch.zeros(B, 7, dtype=torch.long)))) or "")
-    assert "contiguous" in (refuses(call(RelativeQuery(table(9, D), Untied(Clip(3), 7, 8)))) or "")
+    assert "LogitMap" in (refuses(call(LogitMap(lambda content, bias, positions: content))) or "")
+    assert "not Untied" in (refuses(call(RelativeQuery(table(9, D), Untied(Clip(3), 7, 8)))) or "")
+    real, far = Positions.from_ids(torch.rand(7)), Positions.from_ids(torch.arange(7) * 20_000)
+    assert "not torch.float32" in (refuses(call(query, positions=real)) or "")
+    assert "120000 apart" in (refuses(call(query, positions=far)) or "")
+    assert refuses(call(positions=real)) is None  # nothing reads the ids
     gate = RelativeGate(table(9, D), Clip(4))
     assert "several vector gates" in (refuses(call(gate, gate)) or "")
     assert "torch.float64" in (refuses(call(query, dtype=torch.float64)) or "")

@@ -19,7 +19,7 @@ from locant.bench.speeds import refresh
 from locant.bench.timing import BASELINE, fresh_peak, peak_of, quartiles, summarize, take_turns
 from locant.cli import app
 from locant.plots import cost_of_attention
-from locant.terms import Clip, RelativeBias, RelativeGate, RelativeQuery, RelativeScale
+from locant.terms import Clip, PairBias, RelativeBias, RelativeGate, RelativeQuery, RelativeScale
 
 SMALL = bench.Sizes(batch=1, heads=2, length=33, head_dim=8)
 
@@ -150,6 +150,28 @@ def test_auto_takes_the_fastest_at_the_nearest_length(measured):
     assert chosen(8, (query(),), requires_grad=True) == "blocked"
     with torch.no_grad():
         assert chosen(8, (query(),), requires_grad=True) == "reference"
+
+
+def test_tables_that_learn_in_a_frozen_host_are_training(measured):
+    fast = {"8": {"reference": 1.0, "blocked": 2.0}}
+    slow = {"8": {"reference": 2.0, "blocked": 1.0}}
+    speeds.write(
+        "cpu",
+        {},
+        {
+            f"{family}, {name}": times
+            for family in ("vectors", "biases")
+            for name, times in (("inference", fast), ("training", slow))
+        },
+    )
+    assert chosen(8, (query(),)) == "reference"
+    assert chosen(8, (query(requires_grad=True),)) == "blocked"
+    bias = torch.zeros(1, 8, 8)
+    assert chosen(8, (PairBias(bias),)) == "reference"
+    assert chosen(8, (PairBias(bias.clone().requires_grad_()),)) == "blocked"
+    assert chosen(8, (PairBias(lambda positions: bias),)) == "blocked"  # who knows: it was not called
+    with torch.no_grad():
+        assert chosen(8, (query(requires_grad=True), PairBias(lambda positions: bias))) == "reference"
 
 
 def test_a_backend_that_cannot_is_passed_over_and_one_that_was_not_measured_comes_last(measured):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from locant.backends.call import Call, constant
 from locant.terms import (
@@ -51,13 +52,22 @@ def family_of(call: Call) -> str:
 def order(call: Call) -> tuple[str, ...]:
     """Backends for a call, fastest first; the last one can serve everything."""
     operands = call.operands
-    tensors = (operands.q, operands.k, operands.v)
-    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     length = operands.k.shape[2]
-    for limit, names in steps(operands.q.device.type, family_of(call), "training" if training else "inference"):
+    name = "training" if torch.is_grad_enabled() and _wanted(call) else "inference"
+    for limit, names in steps(operands.q.device.type, family_of(call), name):
         if limit is None or length <= limit:
             return names
     return UNMEASURED
+
+
+def _wanted(call: Call) -> bool:
+    """Whether a gradient may be wanted: of q, k, v, or of what a term holds (a frozen host learns its tables alone).
+
+    A term that holds a function is not asked for its tensor, and counts.
+    """
+    held = [value for term in call.terms for value in vars(term).values()]
+    held += [call.operands.q, call.operands.k, call.operands.v]
+    return any(value.requires_grad if isinstance(value, Tensor) else callable(value) for value in held)
 
 
 @constant  # not on the cached function: dynamo would look into that one

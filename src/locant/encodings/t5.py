@@ -38,8 +38,8 @@ class T5Bias(Encoding):
         self.table = draw(nn.Parameter(torch.empty(num_heads, num_buckets)), std)
 
     def bias(self, positions: Positions) -> Float[Tensor, "B H I J"]:
-        """b[bucket] of every pair."""
-        return RelativeBias(self.table, self.rule).pairs(positions)
+        """b[bucket] of every pair, laid out as kernels read it."""
+        return RelativeBias(self.table, self.rule).pairs(positions).contiguous()
 
     def prepare(self, positions: Positions) -> Positions:
         """The bias of all layers, once."""

@@ -81,7 +81,8 @@ class Plan:
         """Tiles of about `TILE_ELEMENTS`; half precision is computed in float32."""
         num_heads, num_queries, num_keys = call.operands.q.shape[1], call.operands.q.shape[2], call.operands.k.shape[2]
         dtype = torch.promote_types(call.operands.q.dtype, torch.float32)
-        block = max(1, min(BLOCK, num_queries, max(16, TILE_ELEMENTS // max(num_keys, 1))))
+        most = max(16, TILE_ELEMENTS // max(num_keys, 1) // 16 * 16)  # chunks of keys divide it evenly
+        block = max(1, min(BLOCK, num_queries, most))
         group = max(1, min(num_heads, TILE_ELEMENTS // max(block * num_keys, 1)))
         return cls(call, block, group, dtype, seed)
 

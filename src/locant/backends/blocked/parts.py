@@ -31,8 +31,8 @@ class Setting:
     like: Tensor
 
     def diagonals(self, rule: Any) -> Diagonals:
-        """The rule's rows by offset."""
-        return Diagonals(rule, self.positions.num_queries, self.positions.num_keys, self.like.device)
+        """The rule's rows by offset, on contiguous positions."""
+        return Diagonals(rule, 1 - self.positions.num_keys, self.positions.num_queries - 1, self.like.device)
 
 
 class Part:
@@ -328,19 +328,50 @@ class QueryRows(QueryDiagonals):
 
 
 class KeyDiagonals(Part):
-    """k_j . a[offset]: a chunk of keys meets a window of offsets, and only those that a tile's queries see it at."""
+    """k_j . a[offset]: a chunk of keys meets a window of offsets, and only those that a tile's queries see it at.
+
+    Key u of a chunk meets query i of a tile at column i + chunk - 1 - u of the window, which depends only on how far
+    the chunk leads the tile: all windows are laid out once for a group of heads, and a tile takes a slice of them.
+    """
 
     def setup(self) -> None:
-        """Lay out the table."""
+        """Lay out the table, and say which rows each window holds."""
         self.diagonals = self.setting.diagonals(self.term.rule)
         self.table = self.tensors[0] * self.number
+        left, right, block = self.diagonals.left, self.diagonals.right, self.setting.block
+        num_queries, shift, device = self.setting.positions.num_queries, self.diagonals.shift, self.table.device
+        whole = block if num_queries > block else KEY_CHUNK  # leads of all tiles lie on one grid
+        self.chunk = next(size for size in range(KEY_CHUNK, 0, -1) if whole % size == 0)
+        lowest = max(left + 2 - self.chunk, 1 - self.chunk - shift - num_queries)
+        highest = min(block - 1 + right, self.setting.positions.num_keys - shift)
+        self.first_lead = lowest + (-shift - lowest) % self.chunk
+        leads = torch.arange(self.first_lead, max(highest, self.first_lead) + 1, self.chunk, device=device)
+        columns = torch.arange(block + self.chunk - 1, device=device)
+        index = leads[:, None] + self.chunk - 1 - columns - self.diagonals.first
+        self.rows = self.diagonals.rows[
+            index.clamp(0, len(self.diagonals.rows) - 1)
+        ]  # [N W]; beyond: padding keys only
+
+    def open_heads(self, heads: slice, scratch: Scratch) -> None:
+        """Lay out the windows of these heads, [N W D] or [N G W D]."""
+        table = _heads(self.table, heads)
+        picked = table.index_select(1, self.rows.flatten()).unflatten(1, self.rows.shape)
+        self.shared = len(table) == 1
+        self.windows = picked[0] if self.shared else picked.transpose(0, 1).contiguous()
+        self.dwindows = None if self.grads[0] is None else torch.zeros_like(self.windows)
+
+    def close_heads(self, heads: slice) -> None:
+        """Hand the gradients of these heads to the table."""
+        if self.dwindows is not None:
+            part = self.dwindows[None] if self.shared else self.dwindows.transpose(0, 1)
+            _table_grad(self.grads[0], heads, self.rows.flatten(), part.flatten(1, 2) * self.number)
 
     def open(self, group: Group) -> None:
         """Prepare this group's keys."""
         table = _heads(self.table, group.heads)
         ends = table[:, self.diagonals.rows[[0, -1]]]
         self.far = _products(group.k, ends)  # [G J 2]: what a key says to all who are farther than the band
-        chunks = F.pad(group.k, (0, 0, 0, -group.k.shape[1] % KEY_CHUNK)).unflatten(1, (-1, KEY_CHUNK))
+        chunks = F.pad(group.k, (0, 0, 0, -group.k.shape[1] % self.chunk)).unflatten(1, (-1, self.chunk))
         self.chunks = chunks.transpose(0, 1).contiguous()  # [C G chunk D]
         self.dfar, self.dchunks = torch.zeros_like(self.far), torch.zeros_like(self.chunks)
 
@@ -356,69 +387,75 @@ class KeyDiagonals(Part):
             part = _transposed_products(self.dfar, group.k, len(table) == 1)
             _table_grad(self.grads[0], group.heads, rows, part * self.number)
 
-    def _windows(self, tile: Tile) -> tuple[Any, slice, Tensor]:
-        """Band, chunks of keys, and table rows [C W]: query i meets key u of a chunk at column i + chunk - 1 - u."""
+    def _cut(self, tile: Tile) -> tuple[slice, slice, slice]:
+        """The keys of a tile that are not all far, in whole chunks but for the last; these chunks; their windows."""
         band = self.diagonals.band(tile)
-        chunks = slice(band.start // KEY_CHUNK, -(-band.stop // KEY_CHUNK))
-        device = tile.q.device
-        start = torch.arange(chunks.start, chunks.stop, device=device)[:, None] * KEY_CHUNK + KEY_CHUNK - 1
-        offset = start - band.first_query - torch.arange(tile.num_queries + KEY_CHUNK - 1, device=device)
-        index = (offset - self.diagonals.first).clamp(0, len(self.diagonals.rows) - 1)  # beyond: padding keys only
-        return band, chunks, self.diagonals.rows[index]
+        if not band.width:
+            return slice(band.start, band.stop), slice(0, 0), slice(0, 0)
+        first, last = band.start // self.chunk, -(-band.stop // self.chunk)
+        keys = slice(first * self.chunk, min(last * self.chunk, tile.num_keys))
+        lead = (keys.start - band.first_query - self.first_lead) // self.chunk
+        return keys, slice(first, last), slice(lead, lead + last - first)
 
-    def _merged(self, chunks: Tensor, shared: bool) -> Tensor:
+    def _merged(self, chunks: Tensor) -> Tensor:
         """[C G n x] as the batch of products that share a window: [C (G n) x] or [(C G) n x]."""
-        return chunks.flatten(1, 2) if shared else chunks.flatten(0, 1)
+        return chunks.flatten(1, 2) if self.shared else chunks.flatten(0, 1)
 
-    def _seen(self, products: Tensor, num_queries: int) -> Tensor:
-        """[C G chunk W] as the view [G I C chunk] that a tile of queries has of it."""
-        chunks, groups, keys, width = products.shape
-        strides = (keys * width, 1, groups * keys * width, width - 1)
-        return products.as_strided((groups, num_queries, chunks, keys), strides, products.storage_offset() + keys - 1)
+    def _tables(self, windows: Tensor, which: slice, num_queries: int) -> Tensor:
+        """The columns that so many queries need of some windows, [C W D] or [(C G) W D]."""
+        some = windows[which][..., : num_queries + self.chunk - 1, :]
+        return some if self.shared else some.flatten(0, 1)
 
-    def _tables(self, tile: Tile, rows: Tensor) -> Tensor:
-        """Table rows of every window, [C W D] or [(C G) W D]."""
-        table = _heads(self.table, tile.group.heads)
-        picked = table.index_select(1, rows.flatten()).unflatten(1, rows.shape)
-        return picked[0] if len(table) == 1 else picked.transpose(0, 1).flatten(0, 1)
+    def _meet(self, pairs: Tensor, products: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The tile's keys [G I keys] beside the products [C G chunk W] that belong to them, as views of equal shape."""
+        chunks, groups, size, width = products.shape
+        strides = (size * width, 1, groups * size * width, width - 1)
+        seen = products.as_strided(
+            (groups, pairs.shape[1], chunks, size), strides, products.storage_offset() + size - 1
+        )
+        whole, rest = pairs.shape[2] // size, pairs.shape[2] % size
+        found = []
+        if whole:
+            found.append((pairs[..., : whole * size].unflatten(-1, (whole, size)), seen[:, :, :whole]))
+        if rest:
+            found.append((pairs[..., whole * size :], seen[:, :, whole, :rest]))
+        return found
 
     def forward(self, tile: Tile, pairs: Tensor, out: Tensor | None = None) -> None:
         """See `Part`."""
-        band, chunks, rows = self._windows(tile)
-        if band.start:
-            pairs[..., : band.start] += self.rows_scaled(tile, self.far[:, None, : band.start, 0])
-        if band.stop < tile.num_keys:
-            pairs[..., band.stop :] += self.rows_scaled(tile, self.far[:, None, band.stop : tile.num_keys, 1])
-        if band.width:
-            shared = len(self.table) == 1
-            k, tables = self.chunks[chunks], self._tables(tile, rows)
-            products = tile.group.scratch("keys", *k.shape[:3], rows.shape[1])
-            torch.bmm(self._merged(k, shared), tables.transpose(-1, -2), out=self._merged(products, shared))
-            begin = band.start - chunks.start * KEY_CHUNK
-            seen = self._seen(products, tile.num_queries).flatten(2)[..., begin : begin + band.width]
-            pairs[..., band.start : band.stop] += self.rows_scaled(tile, seen)
+        keys, chunks, which = self._cut(tile)
+        if keys.start:
+            pairs[..., : keys.start] += self.rows_scaled(tile, self.far[:, None, : keys.start, 0])
+        if keys.stop < tile.num_keys:
+            pairs[..., keys.stop :] += self.rows_scaled(tile, self.far[:, None, keys.stop : tile.num_keys, 1])
+        if chunks.stop > chunks.start:
+            k, tables = self._merged(self.chunks[chunks]), self._tables(self.windows, which, tile.num_queries)
+            shape = (*self.chunks[chunks].shape[:3], tables.shape[1])
+            products = tile.group.scratch("keys", *shape)
+            torch.bmm(k, tables.transpose(-1, -2), out=self._merged(products))
+            for here, seen in self._meet(pairs[..., keys], products):
+                scale = tile.row_scale if self.scaled else None
+                here += seen if scale is None else seen * scale.view(-1, *[1] * (here.dim() - 2))
 
     def backward(self, tile: Tile, grad: Tensor, pairs: Tensor | None = None, dout: Tensor | None = None) -> None:
         """See `Part`."""
-        band, chunks, rows = self._windows(tile)
+        keys, chunks, which = self._cut(tile)
         grad = self.rows_scaled(tile, grad)
-        if band.start:
-            self.dfar[:, : band.start, 0] += grad[..., : band.start].sum(1)
-        if band.stop < tile.num_keys:
-            self.dfar[:, band.stop : tile.num_keys, 1] += grad[..., band.stop :].sum(1)
-        if band.width:
-            shared = len(self.table) == 1
-            k, tables = self.chunks[chunks], self._tables(tile, rows)
-            products = tile.group.scratch("keys", *k.shape[:3], rows.shape[1]).zero_()
-            margins = band.start - chunks.start * KEY_CHUNK, chunks.stop * KEY_CHUNK - band.stop
-            middle = F.pad(grad[..., band.start : band.stop], margins).unflatten(-1, (-1, KEY_CHUNK))
-            self._seen(products, tile.num_queries).copy_(middle)
-            merged = self._merged(products, shared)
-            self.dchunks[chunks] += (merged @ tables).view(k.shape)
-            if self.grads[0] is not None:
-                part = merged.transpose(-1, -2) @ self._merged(k, shared)  # [C W D] or [(C G) W D]
-                part = part[None] if shared else part.unflatten(0, k.shape[:2]).transpose(0, 1)
-                _table_grad(self.grads[0], tile.group.heads, rows.flatten(), part.flatten(1, 2) * self.number)
+        if keys.start:
+            self.dfar[:, : keys.start, 0] += grad[..., : keys.start].sum(1)
+        if keys.stop < tile.num_keys:
+            self.dfar[:, keys.stop : tile.num_keys, 1] += grad[..., keys.stop :].sum(1)
+        if chunks.stop > chunks.start:
+            tables = self._tables(self.windows, which, tile.num_queries)
+            shape = (*self.chunks[chunks].shape[:3], tables.shape[1])
+            products = tile.group.scratch("keys", *shape).zero_()
+            for here, seen in self._meet(grad[..., keys], products):
+                seen.copy_(here)
+            merged = self._merged(products)
+            self._merged(self.dchunks[chunks]).baddbmm_(merged, tables)
+            if self.dwindows is not None:
+                into = self._tables(self.dwindows, which, tile.num_queries)
+                into.baddbmm_(merged.transpose(-1, -2), self._merged(self.chunks[chunks]))
 
 
 class KeyRows(Part):

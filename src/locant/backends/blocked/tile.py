@@ -87,19 +87,23 @@ class Tile:
 
 
 class Diagonals:
-    """Table rows by offset, on contiguous positions: ``rows[x]`` serves offset ``first + x``.
+    """Table rows by offset: ``rows[x]`` serves offset ``first + x``, up to offset ``last``.
 
     All offsets <= ``left`` share one row, and so do all offsets >= ``right``: a clip, or a bucket that saturates.
     """
 
-    def __init__(self, rule: Rule, num_queries: int, num_keys: int, device: torch.device) -> None:
-        self.shift = num_keys - num_queries  # query t is key shift + t
-        self.first, self.last = 1 - num_keys, num_queries - 1
+    def __init__(self, rule: Rule, first: int, last: int, device: torch.device) -> None:
+        self.first, self.last = first, last
         rows = rule.row(torch.arange(self.first, self.last + 1))  # on the CPU: no device is read
         changes = (rows[1:] != rows[:-1]).nonzero().flatten()
         self.left = self.first + (int(changes[0]) if len(changes) else 0)
         self.right = self.first + int(changes[-1]) + 1 if len(changes) else self.last
         self.rows = rows.to(device)
+
+    @property
+    def shift(self) -> int:
+        """Query t is key shift + t, on contiguous positions: their offsets are 1 - J .. I - 1."""
+        return -(self.first + self.last)
 
     @property
     def band_rows(self) -> Int[Tensor, "W"]:

@@ -11,7 +11,6 @@ import os
 import warnings
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from locant.backends.operator import Kernel
 from locant.positions import Positions
 from locant.terms import (
     Clip,
+    LowRankBias,
     Operands,
     PairBias,
     RelativeBias,
@@ -32,25 +32,36 @@ from locant.terms import (
     RelativeQuery,
     RelativeScale,
     RelativeValue,
+    WeightScale,
 )
 
-TABLES = ("query", "key", "gate", "value", "bias", "scales", "pair")
+TABLES = ("query", "key", "gate", "value", "bias", "scales")  # laid out by offset, [1|H ..]
+OF_PAIRS = ("pair", "factors")
+LOW = ("low_query", "low_key")
 TOLERANCE = 1e-4  # of the self-check: rounding gives about 1e-5
-_I64, _FOUR, _POINTER = ctypes.c_int64, ctypes.c_int64 * 4, ctypes.c_void_p
+_I64, _THREE, _FOUR, _POINTER = ctypes.c_int64, ctypes.c_int64 * 3, ctypes.c_int64 * 4, ctypes.c_void_p
+
+
+class Operand(ctypes.Structure):
+    """The C++ struct of the same name, field by field."""
+
+    _fields_ = (("data", _POINTER), ("strides", _THREE), ("half", _I64))
 
 
 class Arguments(ctypes.Structure):
     """The C++ struct of the same name, field by field."""
 
     _fields_ = (
-        *((name, _I64) for name in ("batch", "heads", "queries", "keys", "depth", "width", "causal", "left", "rows")),
-        *((f"{name}_heads", _I64) for name in ("query", "key", "gate", "value", "bias", "scale")),
+        *((name, _I64) for name in ("batch", "heads", "queries", "keys", "depth", "width", "rank", "causal")),
+        *((name, _I64) for name in ("left", "rows", "lowest", "numbers")),
+        *((f"{name}_heads", _I64) for name in TABLES),
         ("mask_strides", _FOUR),
-        ("pair_strides", _FOUR),
-        *((name, _I64) for name in ("pair_groups_batch", "pair_groups_heads")),
+        *((name, _I64) for name in ("query_step", "key_step", "slices_batch", "slices_heads")),
         *((name, _I64) for name in ("seed", "threshold", "chunks", "threads")),
-        *((name, ctypes.c_float) for name in ("scale", "kept")),
-        *((name, _POINTER) for name in ("q", "k", "v", *TABLES, "mask", "out", "lse", "dout", "dq", "dk", "dv")),
+        *((name, ctypes.c_float) for name in ("scale", "kept", "pair_factor", "unused")),
+        *((name, Operand) for name in ("q", "k", "v", *LOW, *OF_PAIRS)),
+        *((name, _POINTER) for name in (*TABLES, "mask", "query_ids", "key_ids", "lse")),
+        *((name, Operand) for name in ("out", "dout", "dq", "dk", "dv", *(f"d{name}" for name in (*LOW, *OF_PAIRS)))),
         *((f"d{name}", _POINTER) for name in TABLES),
     )
 
@@ -59,37 +70,77 @@ _forked: list[bool] = []  # a forked child lacks its parent's OpenMP threads, an
 os.register_at_fork(after_in_child=lambda: _forked.append(True))
 
 
-def _strides(tensor: Tensor) -> Any:
+def _strides(tensor: Tensor) -> list[int]:
     """Strides with 0 on the axes along which the tensor is broadcast."""
-    return _FOUR(*(0 if extent == 1 else stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)))
+    return [0 if extent == 1 else stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)]
 
 
-def _arguments(call: Call, seed: int, lowered: lower.Lowered) -> tuple[Arguments, dict[str, Tensor]]:
-    """All that forward and backward have in common, and the tensors that must outlive the call."""
-    operands, tables = call.operands, lowered.tables
-    scale = operands.scale
-    assert not isinstance(scale, Tensor)
-    held = {name: getattr(operands, name).float().contiguous() for name in ("q", "k", "v")}
-    batch, heads, queries, depth = held["q"].shape
-    keys, width = held["v"].shape[2:]
-    causal = int(call.plain_causal)
-    given = Arguments(batch, heads, queries, keys, depth, width, causal, lowered.left, lowered.rows)
-    given.scale, given.seed = scale, seed
-    given.threshold, given.kept = dropout.threshold(call.dropout), dropout.factor(call.dropout)
-    for name, tensor in {**held, **tables}.items():
-        setattr(given, name, tensor.data_ptr())
-        if name in tables and name != "pair":
-            setattr(given, "scale_heads" if name == "scales" else f"{name}_heads", tensor.shape[0])
-    groups = batch * heads
-    if "pair" in tables:
-        given.pair_strides = _strides(tables["pair"])
-        given.pair_groups_batch, given.pair_groups_heads = tables["pair"].shape[:2]
-        groups = given.pair_groups_batch * given.pair_groups_heads
-    if call.allowed is not None and not call.plain_causal:
-        given.mask, given.mask_strides = call.allowed.data_ptr(), _strides(call.allowed)
-    given.threads = 1 if _forked else torch.get_num_threads()
-    given.chunks = min(max(1, math.ceil(given.threads / groups)), math.ceil(queries / 64))
-    return given, held | tables
+class Given:
+    """The arguments of one call, and the tensors that must outlive it."""
+
+    def __init__(self, call: Call, seed: int, lowered: lower.Lowered) -> None:
+        operands = call.operands
+        batch, heads, queries, depth = operands.q.shape
+        keys, width = operands.v.shape[2:]
+        rank = lowered.tables["low_query"].shape[-1] if "low_query" in lowered.tables else 0
+        causal = int(call.plain_causal)
+        self.held: list[Tensor] = []
+        self.arguments = given = Arguments(batch, heads, queries, keys, depth, width, rank, causal)
+        given.left, given.rows, given.lowest, given.numbers = (
+            lowered.left,
+            lowered.rows,
+            lowered.lowest,
+            lowered.numbers,
+        )
+        given.scale, given.pair_factor, given.seed = operands.scale, lowered.pair_factor, seed
+        given.threshold, given.kept = dropout.threshold(call.dropout), dropout.factor(call.dropout)
+        for name in ("q", "k", "v"):
+            self.operand(name, getattr(operands, name))
+        for name, table in lowered.tables.items():
+            if name in OF_PAIRS:
+                self.operand(name, table.expand(*table.shape[:2], queries, keys))
+            elif name in LOW:
+                self.operand(name, table)
+            else:
+                setattr(given, f"{name}_heads", table.shape[0])
+                self.pointer(name, table.contiguous())
+        if lowered.ids:
+            for name, ids in (("query", operands.positions.query), ("key", operands.positions.key)):
+                setattr(given, f"{name}_step", ids.shape[-1] if ids.dim() == 2 and ids.shape[0] > 1 else 0)
+                self.pointer(f"{name}_ids", ids.long().contiguous())
+        if call.allowed is not None and not call.plain_causal:
+            self.pointer("mask", call.allowed)
+            given.mask_strides = _FOUR(*_strides(call.allowed))
+        given.threads = 1 if _forked else torch.get_num_threads()
+        self.divide(batch, heads)
+
+    def divide(self, batch: int, heads: int) -> None:
+        """Split the work for the threads: by slices [batch heads], and where these are few, by queries."""
+        given = self.arguments
+        given.slices_batch, given.slices_heads = batch, heads
+        given.chunks = min(max(1, math.ceil(given.threads / (batch * heads))), math.ceil(given.queries / 64))
+
+    def pointer(self, name: str, tensor: Tensor) -> Tensor:
+        """Give a tensor whose layout is known."""
+        self.held.append(tensor)
+        setattr(self.arguments, name, tensor.data_ptr())
+        return tensor
+
+    def operand(self, name: str, tensor: Tensor) -> Tensor:
+        """Give a tensor of four axes; only what the kernel cannot read is copied."""
+        if tensor.dtype not in (torch.float32, torch.bfloat16):
+            tensor = tensor.float()
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            tensor = tensor.contiguous()
+        self.held.append(tensor)
+        operand = Operand(tensor.data_ptr(), _THREE(*_strides(tensor)[:3]), int(tensor.dtype == torch.bfloat16))
+        setattr(self.arguments, name, operand)
+        return tensor
+
+
+def _dtype(tensor: Tensor) -> torch.dtype:
+    """In which the kernel writes what belongs to a tensor."""
+    return torch.bfloat16 if tensor.dtype == torch.bfloat16 else torch.float32
 
 
 class Native(Kernel):
@@ -99,36 +150,61 @@ class Native(Kernel):
 
     def forward(self, call: Call, seed: int) -> tuple[Tensor, Tensor]:
         """Output [B H I E] and logarithms [B H I]."""
-        given, held = _arguments(call, seed, lower.lower(call))
-        q, v = held["q"], held["v"]
-        out, lse = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
-        given.out, given.lse = out.data_ptr(), lse.data_ptr()
-        library().locant_forward(ctypes.byref(given))
-        return out.to(call.operands.q.dtype), lse
+        given = Given(call, seed, lower.lower(call))
+        q, v = call.operands.q, call.operands.v
+        out = given.operand("out", q.new_empty(*q.shape[:3], v.shape[3], dtype=_dtype(q)))
+        lse = given.pointer("lse", q.new_empty(q.shape[:3], dtype=torch.float32))
+        library().locant_forward(ctypes.byref(given.arguments))
+        return out.to(q.dtype), lse
 
     def backward(
         self, call: Call, seed: int, out: Tensor, lse: Tensor, dout: Tensor, wanted: tuple[bool, ...]
     ) -> list[Tensor | None]:
-        """Gradients of q, k, v and of every table."""
+        """Gradients of q, k, v and of every term's tensors."""
         lowered = lower.lower(call)
-        given, held = _arguments(call, seed, lowered)
-        q, k, v = held["q"], held["k"], held["v"]
-        out, dout = out.float().contiguous(), dout.float().contiguous()
-        dq = torch.empty_like(q)
-        dk, dv = k.new_empty(given.chunks, *k.shape), v.new_empty(given.chunks, *v.shape)
-        given.out, given.lse, given.dout = out.data_ptr(), lse.data_ptr(), dout.data_ptr()
-        given.dq, given.dk, given.dv = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+        given = Given(call, seed, lowered)
         names = {piece.name for piece, want in zip(lowered.pieces, wanted[3:], strict=True) if want}
-        sums: dict[str, Tensor] = {}
-        for name, table in lowered.tables.items():
-            if name == "pair" and name not in names:  # of the others the kernel wants all
-                continue
-            shape = table.shape if name == "pair" else (given.threads, *table.shape)
-            sums[name] = table.new_zeros(shape)
-            setattr(given, f"d{name}", sums[name].data_ptr())
-        library().locant_backward(ctypes.byref(given))
-        grads = {name: total if name == "pair" else total.sum(0) for name, total in sums.items() if name in names}
+        of_pairs = [lowered.tables[name].shape for name in OF_PAIRS if name in names]
+        given.divide(*(min(sizes) for sizes in zip(call.operands.q.shape[:2], *of_pairs, strict=False)))
+        given.operand("out", out)
+        given.pointer("lse", lse)
+        given.operand("dout", dout)
+        q, k, v = call.operands.q, call.operands.k, call.operands.v
+        dq = given.operand("dq", q.new_empty(q.shape, dtype=_dtype(q)))
+        dk, dv = (_chunked(given, name, tensor) for name, tensor in (("dk", k), ("dv", v)))
+        sums = {name: _sum(given, name, table) for name, table in lowered.tables.items() if _needed(name, names)}
+        library().locant_backward(ctypes.byref(given.arguments))
+        grads = {name: total for name, total in sums.items() if name in names}
+        for name in names - {"low_query", *OF_PAIRS}:  # one sum for each thread, or each chunk of queries
+            grads[name] = _joined(grads[name])
         return [dq, _joined(dk), _joined(dv), *lowered.raised(grads)]
+
+
+def _needed(name: str, names: set[str]) -> bool:
+    """Whether the kernel wants a place for a gradient: those of pairs only where somebody else does."""
+    return name in names or name not in OF_PAIRS
+
+
+def _sum(given: Given, name: str, table: Tensor) -> Tensor:
+    """Where the gradient of an input is summed."""
+    if name == "low_key":
+        return _chunked(given, "dlow_key", table)
+    if name == "low_query":
+        return given.operand("dlow_query", table.new_empty(table.shape, dtype=torch.float32))
+    arguments = given.arguments
+    if name in OF_PAIRS:
+        shape = (*table.shape[:2], arguments.queries, arguments.keys)
+        return given.operand(f"d{name}", table.new_zeros(shape, dtype=torch.float32))
+    return given.pointer(f"d{name}", table.new_zeros(arguments.threads, *table.shape))
+
+
+def _chunked(given: Given, name: str, tensor: Tensor) -> Tensor:
+    """A place for a gradient by keys, to which each chunk of queries adds: [chunks B H J ..]."""
+    chunks = given.arguments.chunks
+    dtype = _dtype(tensor) if chunks == 1 else torch.float32
+    made = tensor.new_empty(chunks, *tensor.shape, dtype=dtype)
+    given.operand(name, made.flatten(0, 1))
+    return made
 
 
 def _joined(chunks: Tensor) -> Tensor:
@@ -213,10 +289,14 @@ def self_check() -> float:
         q, k, v = draw(1, 2, num_queries, 20), draw(1, 2, num_keys, 20), draw(1, 2, num_keys, 12)
         vectors, numbers, rule = [draw(2, 2 * clip + 1, 20) for _ in range(3)], draw(2, 2 * clip + 1), Clip(clip)
         pair, values = draw(1, 2, num_queries, num_keys), draw(1, 2 * clip + 1, 12)
-        positions = Positions.arange(num_queries, num_keys)
-        for terms in (
-            (RelativeQuery(vectors[0], rule), RelativeKey(vectors[1], rule), RelativeBias(numbers, rule)),
-            (RelativeGate(vectors[2], rule), RelativeScale(numbers, rule), PairBias(pair), RelativeValue(values, rule)),
+        low, factors = (draw(1, 2, num_queries, 3), draw(1, 2, num_keys, 3)), draw(1, 1, num_queries, num_keys)
+        gaps = torch.arange(num_keys) * 9 // 8
+        steady, uneven = Positions.arange(num_queries, num_keys), Positions.from_ids(gaps[-num_queries:], gaps)
+        for positions, terms in (
+            (steady, (RelativeQuery(vectors[0], rule), RelativeKey(vectors[1], rule), RelativeBias(numbers, rule))),
+            (uneven, (RelativeQuery(vectors[0], rule), RelativeKey(vectors[1], rule), RelativeBias(numbers, rule))),
+            (steady, (RelativeGate(vectors[2], rule), RelativeScale(numbers, rule), RelativeValue(values, rule))),
+            (steady, (PairBias(pair), LowRankBias(*low), WeightScale(factors))),
         ):
             allowed = torch.ones(num_queries, num_queries, dtype=torch.bool).tril()[None, None] if causal else None
             call = Call(Operands(q, k, v, positions, 0.25), terms, allowed, causal, 0.0, False)
