@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ from locant.cli.errors import FAILED, INTERRUPTED, one_sentence
 if TYPE_CHECKING:
     from locant.compare.results import ResultTable
 
-HELP = """Compare position encodings: train the same small BERT once for each encoding and seed, evaluate, report.
+HELP = """Compare position encodings: train the same small model once for each encoding and seed, evaluate, report.
 
 RECIPE is a TOML file. Everything in it can be overridden by key=value behind it, with dots into its tables.
 
@@ -29,9 +30,11 @@ Examples:
 
   LOCANT_DATA=~/data locant compare recipes/books.toml --jobs 4
 
+  LOCANT_DATA=~/data locant compare recipes/length_generalization.toml
+
 The output folder gets results.json, table.csv, runs.csv, plots and report.html. Stop at any time (Ctrl-C): the same
 command goes on after the last finished run. More encodings or seeds may be added later; any other change
-needs another --out.
+needs another --out. A recipe with several problems makes a folder for each, and exact_match.txt beside them.
 
 Exit code: 0; 1 when runs failed (the table shows which) or the folder cannot be written; 2 for bad input.
 """
@@ -60,31 +63,41 @@ def compare(
     with one_sentence():
         from locant.cli.progress import Watcher
         from locant.compare.folder import unwritable
-        from locant.compare.grid import compare as run_comparison
         from locant.compare.recipe import load_recipe
+        from locant.compare.series import compare_series, generalization, generalization_text
         from locant.compare.tables import to_text
         from locant.report import write_report
 
         loaded = load_recipe(recipe, overrides or [])
         folder = out or Path("runs") / loaded.name
         command = " ".join(["locant", *sys.argv[1:]])
+        reports: list[Path] = []
         try:
             with Watcher(loaded.train.steps) as watcher:
-                table = run_comparison(loaded, folder, jobs=jobs, watch=watcher, command=command)
-            print(table.to_json() if as_json else to_text(table), end="", flush=True)
-            try:
-                report = write_report(table, folder / "report.html")
-                _save_plots(table, folder / "plots")
-            except OSError as error:
-                raise unwritable(folder, error) from error
+                tables = compare_series(loaded, folder, jobs=jobs, watch=watcher, command=command)
+            if as_json and len(tables) > 1:
+                print(json.dumps({name: json.loads(table.to_json()) for name, table in tables.items()}), flush=True)
+            for name, table in tables.items():
+                if not as_json or len(tables) == 1:
+                    heading = f"== {name} ==\n" if len(tables) > 1 else ""
+                    print(heading + (table.to_json() if as_json else to_text(table)), end="", flush=True)
+                place = folder / name if len(tables) > 1 else folder
+                try:
+                    reports.append(write_report(table, place / "report.html"))
+                    _save_plots(table, place / "plots")
+                except OSError as error:
+                    raise unwritable(place, error) from error
+            if loaded.problems.names and not as_json:
+                print("\n" + generalization_text(generalization(tables)), end="")
         except KeyboardInterrupt:
-            finished = len(list(folder.glob("runs/*/run.json")))
+            finished = len(list(folder.glob("**/runs/*/run.json")))
             print(
                 f"\nstopped: {finished} finished runs are kept in {folder}; the same command goes on", file=sys.stderr
             )
             raise typer.Exit(INTERRUPTED) from None
-        print(f"\nreport: {report.resolve()}", file=sys.stderr if as_json else sys.stdout)
-        if any(run.status != "done" for run in table.runs):
+        for report in reports:
+            print(f"\nreport: {report.resolve()}", file=sys.stderr if as_json else sys.stdout)
+        if any(run.status != "done" for table in tables.values() for run in table.runs):
             raise typer.Exit(FAILED)
 
 

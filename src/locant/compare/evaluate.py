@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from locant.compare.results import LengthScore, ShiftScore
 
 if TYPE_CHECKING:
-    from transformers import BertForMaskedLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     from locant.data import MaskingConfig, TokenStream
 
@@ -62,17 +62,17 @@ class Validation:
         from locant.data import MlmCollator, Vocabulary
 
         self.stream, self.tokenizer, self.settings = stream, tokenizer, settings
-        self.collator = MlmCollator(Vocabulary.from_tokenizer(tokenizer), MASK_SEED, masking)
+        self.collate: Any = MlmCollator(Vocabulary.from_tokenizer(tokenizer), MASK_SEED, masking)
 
-    def by_length(self, model: BertForMaskedLM, trained_length: int, max_length: int | None) -> tuple[LengthScore, ...]:
+    def by_length(self, model: Any, trained_length: int, max_length: int | None) -> tuple[LengthScore, ...]:
         """Loss and accuracy at each length; a length the encoding has no positions for gets the reason instead."""
         scores = []
         for length in self.settings.lengths_for(trained_length):
             loss, accuracy, reason = self._try(model, length, None, max_length)
-            scores.append(LengthScore(length, length // trained_length, loss, accuracy, reason))
+            scores.append(LengthScore(length, length / trained_length, loss, accuracy, reason))
         return tuple(scores)
 
-    def by_shift(self, model: BertForMaskedLM, trained_length: int, max_length: int | None) -> tuple[ShiftScore, ...]:
+    def by_shift(self, model: Any, trained_length: int, max_length: int | None) -> tuple[ShiftScore, ...]:
         """Loss at the trained length with a constant added to all position ids."""
         scores = []
         for shift in self.settings.shifts:
@@ -81,7 +81,7 @@ class Validation:
         return tuple(scores)
 
     def _try(
-        self, model: BertForMaskedLM, length: int, shift: int | None, max_length: int | None
+        self, model: Any, length: int, shift: int | None, max_length: int | None
     ) -> tuple[float | None, float | None, str | None]:
         needed = length + (shift or 0)
         if max_length is not None and needed > max_length:
@@ -91,12 +91,11 @@ class Validation:
         except ValueError as error:  # a limit only the host knows
             return None, None, str(error)
 
-    def score(self, model: BertForMaskedLM, length: int, shift: int | None = None) -> tuple[float, float]:
+    def score(self, model: Any, length: int, shift: int | None = None) -> tuple[float, float]:
         """Mean loss (nats) and accuracy of the predicted tokens in windows of this length."""
         import torch
 
         from locant.data import EVALUATION_EPOCH, MlmDataset, make_windows
-        from locant.training.trainer import predicted_logits
 
         dataset = MlmDataset(make_windows(self.stream, length, self.tokenizer), epoch=EVALUATION_EPOCH)
         count = min(len(dataset), max(1, self.settings.tokens // length))
@@ -106,19 +105,36 @@ class Validation:
         model.eval()
         with torch.no_grad():
             for start in range(0, count, size):
-                batch = self.collator([dataset[i] for i in range(start, min(start + size, count))])
+                batch = self.collate([dataset[i] for i in range(start, min(start + size, count))])
                 batch = {key: value.to(device) for key, value in batch.items()}
-                logits, targets = predicted_logits(
-                    model,
-                    batch["input_ids"],
-                    batch["labels"],
-                    None if bool(batch["attention_mask"].all()) else batch["attention_mask"],
-                    _shifted(batch["input_ids"], shift),
-                )
+                logits, targets = self.predict(model, batch, _shifted(batch["input_ids"], shift))
                 loss += float(torch.nn.functional.cross_entropy(logits.float(), targets, reduction="sum"))
                 right += float((logits.argmax(-1) == targets).sum())
                 total += targets.numel()
         return loss / total, right / total
+
+    def predict(self, model: Any, batch: dict[str, Any], position_ids: Any) -> tuple[Any, Any]:
+        """Logits and targets of the predicted tokens of a batch."""
+        from locant.training.trainer import predicted_logits
+
+        mask = None if bool(batch["attention_mask"].all()) else batch["attention_mask"]
+        return predicted_logits(model, batch["input_ids"], batch["labels"], mask, position_ids)
+
+
+class CausalValidation(Validation):
+    """The same windows, with every token but the first predicted from those before it."""
+
+    def __init__(self, stream: TokenStream, tokenizer: PreTrainedTokenizerFast, settings: EvaluateSettings) -> None:
+        from locant.training.causal import WindowCollate
+
+        self.stream, self.tokenizer, self.settings = stream, tokenizer, settings
+        self.collate = WindowCollate()
+
+    def predict(self, model: Any, batch: dict[str, Any], position_ids: Any) -> tuple[Any, Any]:
+        """Logits and targets of the next tokens."""
+        from locant.training.causal import next_token_logits
+
+        return next_token_logits(model, batch["input_ids"], batch["labels"], position_ids=position_ids)
 
 
 def _shifted(input_ids: Any, shift: int | None) -> Any:

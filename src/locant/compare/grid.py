@@ -12,11 +12,11 @@ from locant.compare.environment import environment
 from locant.compare.executors import Executor, LocalExecutor
 from locant.compare.folder import OutputFolder, open_folder, unwritable
 from locant.compare.measure import median_speed
+from locant.compare.objective import Data, find_objective
 from locant.compare.recipe import Recipe
 from locant.compare.results import ResultTable, RunResult, Speed
 from locant.compare.run import Task
 from locant.compare.tables import encodings_csv, runs_csv
-from locant.compare.text import PreparedText, prepare_text
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,17 @@ def compare(
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"compare: jobs = {jobs}, needed at least 1")
+    if len(recipe.parts()) > 1:
+        raise ValueError(
+            f"compare: the recipe names {len(recipe.parts())} problems, and each is a comparison of its own; call "
+            "locant.compare.series.compare_series"
+        )
+    objective = find_objective(recipe.task)
     watch = watch or (lambda subject, event: None)
     with open_folder(out, recipe) as folder:
         watch(Stage("text"), {})
         try:
-            text = prepare_text(recipe, folder.text, progress=sys.stderr.isatty())
+            data = objective.prepare(recipe, folder.text, progress=sys.stderr.isatty())
         except OSError as error:
             if error.filename is not None and str(folder.path) in str(error.filename):
                 raise unwritable(folder.path, error) from error
@@ -60,7 +66,7 @@ def compare(
         failures = _train(folder, executor(folder, jobs=jobs or recipe.jobs, command=command), watch)
         alone = executor(folder, jobs=1, threads=recipe.measure.threads, command=command)
         speeds = _measure(folder, alone, watch)
-        table = _table(folder, failures, speeds, text, command)
+        table = _table(folder, failures, speeds, data, command)
         folder.write("results.json", table.to_json())
         folder.write("table.csv", encodings_csv(table))
         folder.write("runs.csv", runs_csv(table))
@@ -122,7 +128,7 @@ def _table(
     folder: OutputFolder,
     failures: dict[tuple[str, int], str],
     speeds: dict[str, Speed],
-    text: PreparedText,
+    data: Data,
     command: str,
 ) -> ResultTable:
     recipe = folder.recipe
@@ -134,5 +140,6 @@ def _table(
                 reason = failures.get((label, seed), "was not run")
                 run = RunResult(label, recipe.choice(label).options, seed, "failed", reason)
             runs.append(run)
-    facts = {**environment(command), "text": text.facts}
-    return ResultTable(recipe.to_dict(), recipe.baseline_label, recipe.train.length, tuple(runs), speeds, facts)
+    length = find_objective(recipe.task).trained_length(recipe)
+    facts = {**environment(command), "text": data.facts}
+    return ResultTable(recipe.to_dict(), recipe.baseline_label, length, tuple(runs), speeds, facts)

@@ -16,13 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from locant.compare.objective import Data, Trial, find_objective
 from locant.compare.results import Speed
 
 if TYPE_CHECKING:
     from locant.compare.recipe import Recipe
-    from locant.compare.text import PreparedText
-    from locant.data import Windows
-    from locant.training.mlm import BuiltModel
 
 MIN_REPEATS = 5
 
@@ -44,25 +42,20 @@ class MeasureSettings:
             raise ValueError(f"threads = {self.threads}, needed 0 (all cores) or more")
 
 
-def measure(recipe: Recipe, label: str, text: PreparedText, work_dir: Path) -> Speed:
+def measure(recipe: Recipe, label: str, data: Data, work_dir: Path) -> Speed:
     """One round for one encoding; call it in a fresh process."""
     import torch
 
-    from locant.data import make_windows
-    from locant.training.mlm import build_bert
-
-    train = recipe.train
-    windows = make_windows(text.train, train.length, text.tokenizer)
-    built = build_bert(recipe.model, len(text.tokenizer), train.length, recipe.choice(label), recipe.seeds[0])
-    if train.device == "auto" and torch.cuda.is_available():
-        built.model.to(device="cuda")  # pyright: ignore[reportCallIssue]
-    device = next(built.model.parameters()).device
-    ids = torch.as_tensor(windows.ids[: train.batch_size].astype("int64"), device=device)
-    built.model.eval()
+    trial = find_objective(recipe.task).trial(recipe, recipe.choice(label), recipe.seeds[0], data)
+    model = trial.built.model
+    if recipe.train.device == "auto" and torch.cuda.is_available():
+        model.to(device="cuda")
+    device = next(model.parameters()).device
+    model.eval()
 
     def forward() -> None:
         with torch.no_grad():
-            built.model.bert(input_ids=ids)
+            trial.infer()
         if device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -70,26 +63,20 @@ def measure(recipe: Recipe, label: str, text: PreparedText, work_dir: Path) -> S
     inference = _median_seconds(forward, recipe.measure.seconds)
     inference_peak = _peak_mb(device.type)
     _reset_peak(device.type)
-    training = _median_train_seconds(recipe, built, windows, text, work_dir)
-    tokens = train.batch_size * train.length
-    return Speed(tokens / training, ids.numel() / inference, _peak_mb(device.type), inference_peak)
+    training = _median_train_seconds(recipe, trial, work_dir)
+    speeds = (trial.tokens_per_step / training, trial.tokens_per_pass / inference)
+    return Speed(*speeds, _peak_mb(device.type), inference_peak)
 
 
-def _median_train_seconds(
-    recipe: Recipe, built: BuiltModel, windows: Windows, text: PreparedText, work_dir: Path
-) -> float:
-    from locant.training.mlm import train_mlm
-
+def _median_train_seconds(recipe: Recipe, trial: Trial, work_dir: Path) -> float:
     stamps = [time.perf_counter()]
 
     def on_step(step: int, loss: float) -> bool:
         stamps.append(time.perf_counter())
         return step >= MIN_REPEATS + 2 and stamps[-1] - stamps[0] >= recipe.measure.seconds
 
-    settings = replace(recipe.train, steps=1_000_000, warmup_fraction=0.0, curve_points=1)
-    train_mlm(
-        built, windows, text.tokenizer, settings, recipe.masking, recipe.seeds[0], work_dir=work_dir, on_step=on_step
-    )
+    settings = replace(recipe.train, steps=1_000_000, warmup_fraction=0.0, curve_points=1, checkpoints=0)
+    trial.train(settings, work_dir, on_step)
     seconds = [after - before for before, after in itertools.pairwise(stamps)]
     return statistics.median(seconds[2:])  # the first two steps fill caches
 

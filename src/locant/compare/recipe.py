@@ -18,6 +18,8 @@ from typing import Any
 from locant.compare.evaluate import EvaluateSettings
 from locant.compare.fields import build, kind_of, near, read_value
 from locant.compare.measure import MeasureSettings
+from locant.compare.objective import find_objective
+from locant.compare.problems import ProblemSettings
 from locant.data import MaskingConfig, TextSource, TokenizerConfig
 from locant.training.mlm import EncodingChoice, ModelSize, TrainSettings
 
@@ -31,12 +33,14 @@ class Recipe:
 
     encodings: tuple[EncodingChoice, ...]
     name: str = "comparison"
+    task: str = "mlm"  # what is trained and scored: mlm, causal_lm or length_generalization
     seeds: tuple[int, ...] = (1, 2)
     baseline: str = ""  # label that the others are compared with; "": absolute where it takes part, else the first
     jobs: int = 1  # runs trained side by side; threads are divided among them
     text: TextSource = field(default_factory=TextSource)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
+    problems: ProblemSettings = field(default_factory=ProblemSettings)  # of the task length_generalization
     model: ModelSize = field(default_factory=ModelSize)
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
@@ -74,6 +78,14 @@ class Recipe:
         """The encoding shown under this label."""
         return next(choice for choice in self.encodings if choice.label == label)
 
+    def parts(self) -> tuple[Recipe, ...]:
+        """One recipe for each problem where several are named; else this one alone."""
+        names = self.problems.names
+        if len(names) < 2:
+            return (self,)
+        each = (dataclasses.replace(self.problems, names=(name,)) for name in names)
+        return tuple(dataclasses.replace(self, name=f"{self.name}-{one.names[0]}", problems=one) for one in each)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able dict with every default filled in."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
@@ -90,8 +102,13 @@ class Recipe:
 
 
 def shared_part(table: dict[str, Any]) -> dict[str, Any]:
-    """A recipe as a table, without what tells its runs apart. No checkpoints is as if the key had never been there."""
+    """A recipe as a table, without what tells its runs apart. No checkpoints is as if the key had never been there.
+
+    So are the keys of other tasks than `mlm` in a recipe of that task.
+    """
     shared = {key: value for key, value in table.items() if key not in GRID_KEYS}
+    if shared.get("task", "mlm") == "mlm":
+        shared = {key: value for key, value in shared.items() if key not in ("task", "problems")}
     if isinstance(train := shared.get("train"), dict) and not train.get("checkpoints"):
         shared["train"] = {key: value for key, value in train.items() if key != "checkpoints"}
     return shared
@@ -132,6 +149,13 @@ def read_recipe(table: dict[str, Any], overrides: Sequence[str] = (), *, check: 
 
 def check_recipe(recipe: Recipe) -> None:
     """Checks what one table alone cannot know. Raises: ValueError."""
+    find_objective(recipe.task).check(recipe)
+    for choice in recipe.encodings:
+        _check_encoding(choice, recipe)
+
+
+def check_windows(recipe: Recipe) -> None:
+    """Lengths of windows must fit each other and the model. Raises: ValueError."""
     train, model, evaluate = recipe.train, recipe.model, recipe.evaluate
     if model.max_positions and model.max_positions < train.length:
         raise ValueError(
@@ -149,19 +173,15 @@ def check_recipe(recipe: Recipe) -> None:
             f"recipe: evaluate.lengths = {list(evaluate.lengths)} lacks train.length = {train.length}, by which the "
             "encodings are ranked; add it"
         )
-    for choice in recipe.encodings:
-        _check_encoding(choice, recipe)
 
 
 def _check_encoding(choice: EncodingChoice, recipe: Recipe) -> None:
     """Builds the encoding once, small and thrown away: names, options and sizes are the encoding's own to check."""
     import torch
 
-    from locant.training.mlm import build_encoding
-
     with torch.random.fork_rng(devices=[]):
         try:
-            build_encoding(choice, recipe.model, recipe.train.length)
+            find_objective(recipe.task).stack(recipe, choice)
         except (ValueError, TypeError) as error:
             raise ValueError(f"recipe: encodings has {choice.label!r}: {error}") from error
 

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from locant.compare.environment import environment
-from locant.compare.evaluate import Validation
 from locant.compare.folder import OutputFolder, unwritable
 from locant.compare.measure import measure
+from locant.compare.objective import Data, Trial, find_objective
 from locant.compare.recipe import Recipe
 from locant.compare.results import CurvePoint, RunResult
-from locant.compare.text import PreparedText, read_prepared
-from locant.data import make_windows
 from locant.hf import course
-from locant.training.mlm import BuiltModel, DivergedError, LossPoint, build_bert, build_encoding, train_mlm
+from locant.training.mlm import DivergedError, LossPoint
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -51,13 +49,13 @@ def perform(task: Task, folder: OutputFolder, work_dir: Path, report: Report, co
     """
     import torch
 
-    text = read_prepared(folder.text)
+    data = find_objective(folder.recipe.task).read(folder.recipe, folder.text)
     if task.seed is not None:
-        result = run_one(folder.recipe, task.label, task.seed, text, report, work_dir)
+        result = run_one(folder.recipe, task.label, task.seed, data, report, work_dir)
         folder.write_run(result, {**environment(command), "threads": torch.get_num_threads()})
         report({"event": "done"} if result.status == "done" else {"event": "failed", "message": result.reason})
     elif task.round is not None:
-        folder.write_speed(task.label, task.round, measure(folder.recipe, task.label, text, work_dir))
+        folder.write_speed(task.label, task.round, measure(folder.recipe, task.label, data, work_dir))
         report({"event": "done"})
 
 
@@ -67,45 +65,32 @@ def error_event(error: BaseException) -> dict[str, Any]:
     return {"event": "error", "kind": "output" if isinstance(error, OSError) else "run", "message": message}
 
 
-def run_one(recipe: Recipe, label: str, seed: int, text: PreparedText, report: Report, work_dir: Path) -> RunResult:
+def run_one(recipe: Recipe, label: str, seed: int, data: Data, report: Report, work_dir: Path) -> RunResult:
     """Trains and evaluates one encoding from one seed. A loss that is not finite is a result: status "failed"."""
     start = time.perf_counter()
-    choice, train = recipe.choice(label), recipe.train
-    built = build_bert(recipe.model, len(text.tokenizer), train.length, choice, seed)
+    choice = recipe.choice(label)
+    trial = find_objective(recipe.task).trial(recipe, choice, seed, data)
     facts: dict[str, Any] = {
         "encoding": label,
         "options": choice.options,
         "seed": seed,
-        "extra_parameters": built.extra_parameters,
-        "total_parameters": built.total_parameters,
+        "extra_parameters": trial.built.extra_parameters,
+        "total_parameters": trial.built.total_parameters,
     }
-    windows = make_windows(text.train, train.length, text.tokenizer)
-    validation = Validation(text.validation, text.tokenizer, recipe.evaluate, recipe.masking)
-    keep = _keeper(recipe, built, text, validation, work_dir)
+    keep = _keeper(recipe, trial, work_dir)
     keep(0)
     try:
-        points = train_mlm(
-            built,
-            windows,
-            text.tokenizer,
-            train,
-            recipe.masking,
-            seed,
-            work_dir=work_dir,
-            on_step=_reporter(recipe, report, keep),
-        )
+        points = trial.train(recipe.train, work_dir, _reporter(recipe, trial, report, keep))
     except DivergedError as error:
         return RunResult(status="failed", reason=str(error), seconds=time.perf_counter() - start, **facts)
     report({"event": "evaluate"})
-    max_length = build_encoding(choice, recipe.model, train.length).max_length
-    lengths = validation.by_length(built.model, train.length, max_length)
-    shifts = validation.by_shift(built.model, train.length, max_length)
+    lengths = trial.by_length()
     at_trained = next(score.loss for score in lengths if score.factor == 1)
     return RunResult(
         status="done",
         curve=_curve(points, at_trained),
         lengths=lengths,
-        shifts=shifts,
+        shifts=trial.by_shift(),
         seconds=time.perf_counter() - start,
         **facts,
     )
@@ -119,36 +104,35 @@ def _curve(points: tuple[LossPoint, ...], validation_loss: float | None) -> tupl
     )
 
 
-def _keeper(
-    recipe: Recipe, built: BuiltModel, text: PreparedText, validation: Validation, work_dir: Path
-) -> Callable[[int], None]:
+def _keeper(recipe: Recipe, trial: Trial, work_dir: Path) -> Callable[[int], None]:
     """Keeps the model, with its validation loss, at the steps that the recipe asks for. Raises: OSError."""
-    model, train = built.model, recipe.train
+    model = trial.built.model
     course.forget(work_dir)
 
     def keep(step: int) -> None:
-        if step not in train.checkpoint_steps:
+        if step not in recipe.train.checkpoint_steps:
             return
         was_training = model.training
-        loss, _ = validation.score(model, train.length)
+        loss = trial.validation_loss()
         model.train(was_training)
         try:
-            milestone = course.Milestone(step, step * train.batch_size * train.length, loss)
-            course.keep(work_dir, model, text.tokenizer, milestone)
+            trial.keep(work_dir, step, loss)
         except OSError as error:
             raise unwritable(work_dir / course.FOLDER, error) from error
 
     return keep
 
 
-def _reporter(recipe: Recipe, report: Report, keep: Callable[[int], None]) -> Callable[[int, float], bool]:
+def _reporter(
+    recipe: Recipe, trial: Trial, report: Report, keep: Callable[[int], None]
+) -> Callable[[int, float], bool]:
     """Reports progress a few times a second, and keeps the model where that is due."""
     last = {"time": time.perf_counter(), "step": 0}
 
     def on_step(step: int, loss: float) -> bool:
         now = time.perf_counter()
         if now - last["time"] > 0.4 or step == recipe.train.steps:
-            tokens = (step - last["step"]) * recipe.train.batch_size * recipe.train.length
+            tokens = (step - last["step"]) * trial.tokens_per_step
             speed = tokens / max(now - last["time"], 1e-9)
             report({"event": "step", "step": step, "loss": loss, "tokens_per_second": speed})
             last.update(time=now, step=step)

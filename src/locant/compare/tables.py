@@ -24,10 +24,10 @@ def to_text(table: ResultTable) -> str:
     header += [f"loss at {length} ({factor:g}x)" for length, factor in factors] + ["max shift change"]
     quality = [_quality_cells(row, [length for length, _ in factors]) for row in rows]
     cost_header = ["encoding", "train tok/s", "infer tok/s", "train MB", "infer MB", "extra params", "params"]
-    lines = ["Quality (validation, nats per predicted token, mean ± deviation over seeds)", *_align(header, quality, 2)]
+    lines = ["Quality (validation, nats per predicted token, mean ± deviation over seeds)", *align(header, quality, 2)]
     lines += ["* clear: beyond the spread of the seeds, and the 95% interval of the paired differences excludes zero."]
     lines += ["~ leaning: beyond the spread of the seeds, but that interval reaches zero. No mark: not told apart."]
-    lines += ["", "Cost (measured alone)", *_align(cost_header, [_cost_cells(row) for row in rows], 1)]
+    lines += ["", "Cost (measured alone)", *align(cost_header, [_cost_cells(row) for row in rows], 1)]
     if unsteady := [row.encoding for row in rows if _unsteady(row)]:
         lines += [
             f"The rounds of {', '.join(unsteady)} lie far apart: the machine was busy, and these speeds say little."
@@ -57,7 +57,7 @@ def encodings_csv(table: ResultTable) -> str:
     header += [f"change_shifted_{shift}_{what}" for shift in shifts for what in ("mean", "std", "n")]
     header += ["max_shift_change", "train_tokens_per_second", "inference_tokens_per_second", "train_peak_mb"]
     header += ["inference_peak_mb", "speed_reason", "extra_parameters", "total_parameters", "failed"]
-    return _csv(header, [_csv_cells(row, lengths, shifts) for row in rows])
+    return as_csv(header, [_csv_cells(row, lengths, shifts) for row in rows])
 
 
 def runs_csv(table: ResultTable) -> str:
@@ -76,7 +76,7 @@ def runs_csv(table: ResultTable) -> str:
         row += [getattr(at_length.get(length), what, None) for length in lengths for what in ("loss", "accuracy")]
         row += [getattr(at_shift.get(shift), "loss", None) for shift in shifts]
         rows.append(row)
-    return _csv(header, rows)
+    return as_csv(header, rows)
 
 
 # --- cells -----------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _cost_cells(row: Row) -> list[str]:
     ]
 
 
-def _align(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
+def align(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """Columns padded to their widest cell; the first `left` are flush left, numbers flush right."""
     widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
     lines = []
@@ -181,7 +181,7 @@ def _options(options: dict[str, Any]) -> str:
     return json.dumps(options, ensure_ascii=False, default=str)
 
 
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def as_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """CSV with full floats; None is an empty cell."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

@@ -20,7 +20,7 @@ from locant.lengthgen.scores import (
     overall,
     ranks,
 )
-from locant.lengthgen.splits import PROBLEMS, Split, bins, bucket, make_split, scan_split, split_rows
+from locant.lengthgen.splits import PROBLEMS, Split, bins, bucket, make_split, problems, scan_split, split_rows
 from locant.lengthgen.symbols import SymbolTokenizer, pool
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "model_distance",
     "overall",
     "pool",
+    "problems",
     "ranks",
     "read_scan",
     "scan_split",

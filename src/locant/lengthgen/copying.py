@@ -30,13 +30,13 @@ def replace_one(length: int, rng: np.random.Generator) -> Raw:
     return _raw(length, source, target, source_char=old, target_char=new)
 
 
-def draw(length: int, rng: np.random.Generator, size: int = 100) -> list[str]:
+def draw(length: int, rng: np.random.Generator, size: int) -> list[str]:
     """Independent symbols of a pool."""
     symbols = pool(size)
     return [symbols[i] for i in rng.integers(len(symbols), size=length)]
 
 
-def _arranged(arrange: Callable[[list[str]], str], size: int = 100) -> Callable[[int, np.random.Generator], Raw]:
+def _arranged(arrange: Callable[[list[str]], str], size: int) -> Callable[[int, np.random.Generator], Raw]:
     def generate(length: int, rng: np.random.Generator) -> Raw:
         symbols = draw(length, rng, size)
         return _raw(length, " ".join(symbols), arrange(symbols))
@@ -96,15 +96,17 @@ def _problem(name: str, generate: Callable[..., Raw], write: Callable[..., Examp
     return Problem(name, generate, write, "symbols", TRAIN, TEST, **more)  # pyright: ignore[reportArgumentType]
 
 
-COPYING = (
-    _problem("copy_rsc", repeat_one, write_copy),
-    _problem("copy_rsc2x", lambda length, rng: repeat_one(length, rng, 2), write_copy),
-    _problem("copy_rdc", replace_one, write_replace),
-    _problem("copy_cmc", _arranged(forward), write_copy),
-    _problem("copy_cmc2x", _arranged(lambda s: forward(s) + NEXT + forward(s)), write_copy),
-    _problem("reverse_mc", _arranged(backward), write_reverse),
-    _problem("reverse_mc2x", _arranged(lambda s: backward(s) + NEXT + backward(s)), write_reverse),
-    _problem("reverse_mcrv", _arranged(lambda s: backward(s) + NEXT + forward(s)), write_reverse),
-    Problem("copy_half", distinct, write_copy, "symbols", (4, 20), (21, 40), shortest=4, longest=len(ASCII)),
-    Problem("count", counted, write_count, "symbols", (4, 20), (21, 40)),
-)
+def copying(size: int = 100) -> tuple[Problem, ...]:
+    """The problems of this file; those with many symbols draw them from a pool of ``size``."""
+    return (
+        _problem("copy_rsc", repeat_one, write_copy),
+        _problem("copy_rsc2x", lambda length, rng: repeat_one(length, rng, 2), write_copy),
+        _problem("copy_rdc", replace_one, write_replace),
+        _problem("copy_cmc", _arranged(forward, size), write_copy),
+        _problem("copy_cmc2x", _arranged(lambda s: forward(s) + NEXT + forward(s), size), write_copy),
+        _problem("reverse_mc", _arranged(backward, size), write_reverse),
+        _problem("reverse_mc2x", _arranged(lambda s: backward(s) + NEXT + backward(s), size), write_reverse),
+        _problem("reverse_mcrv", _arranged(lambda s: backward(s) + NEXT + forward(s), size), write_reverse),
+        Problem("copy_half", distinct, write_copy, "symbols", (4, 20), (21, 40), shortest=4, longest=len(ASCII)),
+        Problem("count", counted, write_count, "symbols", (4, 20), (21, 40)),
+    )

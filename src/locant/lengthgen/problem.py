@@ -83,8 +83,8 @@ class Problem:
     """One row of the study: ``generate`` makes raw examples of a length, ``format`` writes them.
 
     ``unit``: what is counted as length. ``train``, ``test``: first and last length, as recorded or chosen (see the
-    guide). ``longest``: the largest length the generator can make, None where there is no limit. ``scratchpad``: whether
-    the format takes one. ``pairs``: lengths are pairs of numbers of digits.
+    guide). ``longest``: the largest length the generator can make, None where there is no limit. ``scratchpad``:
+    whether the format takes one. ``pairs``: lengths are pairs of numbers of digits.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections.abc import Callable
 from typing import Any
@@ -65,7 +66,7 @@ def chain(length: int, rng: np.random.Generator, permuted: bool = False) -> Raw:
     names = [string.ascii_lowercase[i] for i in rng.choice(26, length, replace=False)]
     value = int(rng.integers(2))
     clauses, values = [f"{names[0]} = {VALUES[str(value)]}"], [[names[0], str(value)]]
-    for before, name in zip(names, names[1:], strict=False):
+    for before, name in itertools.pairwise(names):
         sign = "+-"[rng.integers(2)]
         value = value if sign == "+" else 1 - value
         clauses.append(f"{name} = {sign} {before}")

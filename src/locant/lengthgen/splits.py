@@ -10,11 +10,22 @@ import numpy as np
 
 from locant.lengthgen.arithmetic import ARITHMETIC
 from locant.lengthgen.commands import read_scan, write_scan
-from locant.lengthgen.copying import COPYING
+from locant.lengthgen.copying import copying
 from locant.lengthgen.problem import Example, Length, Problem, Raw, Scratchpad
 from locant.lengthgen.reasoning import REASONING
+from locant.lengthgen.symbols import pool
 
-PROBLEMS: dict[str, Problem] = {problem.name: problem for problem in (*COPYING, *ARITHMETIC, *REASONING)}
+
+def problems(symbols: int = 100) -> dict[str, Problem]:
+    """Every problem with a generator, by name; copying and reversing draw from a pool of so many symbols.
+
+    Raises: ValueError for a pool that cannot be had.
+    """
+    pool(symbols)
+    return {problem.name: problem for problem in (*copying(symbols), *ARITHMETIC, *REASONING)}
+
+
+PROBLEMS = problems()
 SCAN_RANGES = ((1, 25), (26, 48))  # actions
 
 

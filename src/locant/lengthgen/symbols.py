@@ -1,7 +1,7 @@
 """Symbols: the pool that tokens are drawn from, and a tokenizer that knows nothing but whole symbols.
 
-The study drew its tokens from the vocabulary of T5; what is measured does not depend on their names, so the pool here is
-the ASCII part of that list.
+The study drew its tokens from the vocabulary of T5; what is measured does not depend on their names, so the pool here
+is the ASCII part of that list.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from transformers import BertForMaskedLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     from locant.data import MaskingConfig, Windows
     from locant.encoding import Stack
@@ -113,7 +113,7 @@ class EncodingChoice:
 class BuiltModel:
     """A host with its encoding, and which of its parameters the encoding brought."""
 
-    model: BertForMaskedLM
+    model: Any  # BertForMaskedLM, GPT2LMHeadModel
     position_parameters: frozenset[str]  # names
     extra_parameters: int
     total_parameters: int
@@ -143,7 +143,6 @@ def build_bert(
     size: ModelSize, vocab_size: int, length: int, encoding: EncodingChoice, seed: int, *, pad_id: int = 0
 ) -> BuiltModel:
     """A BERT of this size with the encoding attached; host weights depend on the seed alone."""
-    import torch
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
@@ -158,22 +157,30 @@ def build_bert(
         initializer_range=size.init_std,
         pad_token_id=pad_id,
     )
+    return assemble(lambda: BertForMaskedLM(config), "bert.embeddings.position_embeddings.weight", encoding, seed)
+
+
+def assemble(make_host: Callable[[], Any], table: str, encoding: EncodingChoice, seed: int) -> BuiltModel:
+    """A host with the encoding attached; ``table`` names the host's own position table, which does not count as host.
+
+    The host's weights are drawn first, from the seed alone, the encoding's from a generator of their own.
+    """
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed("host", seed))
-        model = BertForMaskedLM(config)
-        host = {name for name, _ in model.named_parameters()}
-        table = model.bert.embeddings.position_embeddings.weight.numel()
-        without_positions = sum(parameter.numel() for parameter in model.parameters()) - table
+        model = make_host()
+        host = {name: parameter.numel() for name, parameter in model.named_parameters()}
         torch.manual_seed(derived_seed("encoding", seed, encoding.label or encoding.name))
         attach_encoding(model, encoding)
     names = {name: parameter.numel() for name, parameter in model.named_parameters()}
     total = sum(names.values())
-    positions = frozenset(name for name in names if name not in host or "position_embeddings" in name)
-    return BuiltModel(model, positions, total - without_positions, total)
+    positions = frozenset(name for name in names if name not in host or name == table)
+    return BuiltModel(model, positions, total - (sum(host.values()) - host[table]), total)
 
 
-def build_encoding(encoding: EncodingChoice, size: ModelSize, length: int) -> Stack:
-    """The encoding objects that `build_bert` would attach, without a host: for checks and descriptions."""
+def build_encoding(encoding: EncodingChoice, size: ModelSize, length: int, *, causal: bool = False) -> Stack:
+    """The encoding objects that a host of this size would get, without one: for checks and descriptions."""
     import locant
 
     sizes = {
@@ -181,12 +188,12 @@ def build_encoding(encoding: EncodingChoice, size: ModelSize, length: int) -> St
         "head_dim": size.model_dim // size.num_heads,
         "model_dim": size.model_dim,
         "max_length": size.max_positions or length,
-        "causal": False,
+        "causal": causal,
     }
     return locant.stack(encoding.name, size.num_layers, **{**sizes, **encoding.options})
 
 
-def attach_encoding(model: BertForMaskedLM, encoding: EncodingChoice) -> None:
+def attach_encoding(model: Any, encoding: EncodingChoice) -> None:
     """Every encoding, absolute among them, goes through the same attachment and so the same attention."""
     from locant import hf
 

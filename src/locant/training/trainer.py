@@ -136,9 +136,27 @@ def make_trainer(
     work_dir: Path,
     on_step: Callable[[int, float], bool | None] | None = None,
 ) -> MlmTrainer:
-    """A Trainer with one data schedule and one optimizer for every encoding; writes nothing to disk."""
+    """A Trainer of masked language models with one data schedule and one optimizer for every encoding."""
+    dataset = ScheduledDataset(windows, seed, settings.steps * settings.batch_size)
+    collate = Collate(MlmCollator(Vocabulary.from_tokenizer(tokenizer), seed, masking))
+    return plain_trainer(MlmObjective(built.model), dataset, collate, built, settings, seed, work_dir, on_step)
+
+
+def plain_trainer(
+    objective: nn.Module,
+    dataset: Any,
+    collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    built: BuiltModel,
+    settings: TrainSettings,
+    seed: int,
+    work_dir: Path,
+    on_step: Callable[[int, float], bool | None] | None = None,
+) -> MlmTrainer:
+    """A Trainer of any objective whose forward gives a `loss`; it reads the data in order and writes nothing to disk.
+
+    ``objective`` keeps the model as ``host``; batches of ``collate`` name their examples in ``example_ids``.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    objective = MlmObjective(built.model)
     arguments = TrainingArguments(
         output_dir=str(work_dir),
         max_steps=settings.steps,
@@ -159,8 +177,6 @@ def make_trainer(
         average_tokens_across_devices=False,
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # one run, one device: DataParallel would change the batch
-    dataset = ScheduledDataset(windows, seed, settings.steps * settings.batch_size)
-    collate = Collate(MlmCollator(Vocabulary.from_tokenizer(tokenizer), seed, masking))
     optimizer = torch.optim.AdamW(
         parameter_groups(objective, built, settings.weight_decay),
         lr=settings.learning_rate,

@@ -1,0 +1,119 @@
+"""What the runs of a comparison train and how they are scored: the `task` of a recipe. All else is shared machinery.
+
+A task makes data once for all runs, and from it a `Trial` for each encoding and seed: a built model that can be trained,
+scored and timed. Grid, resuming, measurement, tables and report know trials and no task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from locant.compare.fields import near
+
+if TYPE_CHECKING:
+    from locant.compare.recipe import Recipe
+    from locant.compare.results import LengthScore, ShiftScore
+    from locant.encoding import Stack
+    from locant.training.mlm import BuiltModel, EncodingChoice, LossPoint, TrainSettings
+
+OnStep = Callable[[int, float], bool | None]
+
+
+class Data(Protocol):
+    """What a task made once for all runs; ``facts`` is written into the result table."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was read or drawn, in numbers."""
+        ...
+
+
+class Trial(Protocol):
+    """One encoding from one seed: the model, its training and its scores."""
+
+    built: BuiltModel
+    tokens_per_step: int  # read in a training step, about
+    tokens_per_pass: int  # read by `infer`
+
+    def train(self, settings: TrainSettings, work_dir: Path, on_step: OnStep) -> tuple[LossPoint, ...]:
+        """Trains in place; see `locant.training`."""
+        ...
+
+    def infer(self) -> None:
+        """One forward pass over a batch, without the vocabulary head: for timing."""
+        ...
+
+    def validation_loss(self) -> float:
+        """Validation loss at the trained length, nats per predicted token."""
+        ...
+
+    def by_length(self) -> tuple[LengthScore, ...]:
+        """Loss and accuracy at each length, the trained one among them."""
+        ...
+
+    def by_shift(self) -> tuple[ShiftScore, ...]:
+        """Loss with all position ids shifted; empty where that has no meaning."""
+        ...
+
+    def keep(self, run: Path, step: int, loss: float) -> None:
+        """Keeps the model at a step below a run's folder. Raises: OSError."""
+        ...
+
+
+class Objective(Protocol):
+    """One task, as a row: what it needs of a recipe, its data, its trials."""
+
+    trained: str  # what the trained length is, for readers: "tokens"
+
+    def check(self, recipe: Recipe) -> None:
+        """Checks what one table of the recipe alone cannot know. Raises: ValueError."""
+        ...
+
+    def trained_length(self, recipe: Recipe) -> int:
+        """The length that runs are trained at, and ranked at."""
+        ...
+
+    def stack(self, recipe: Recipe, choice: EncodingChoice) -> Stack:
+        """The encoding objects that a trial would attach."""
+        ...
+
+    def prepare(self, recipe: Recipe, folder: Path, *, progress: bool) -> Data:
+        """Reads the kept data of an output folder, or makes it there whole. Raises: ValueError."""
+        ...
+
+    def read(self, recipe: Recipe, folder: Path) -> Data:
+        """What `prepare` kept."""
+        ...
+
+    def trial(self, recipe: Recipe, choice: EncodingChoice, seed: int, data: Any) -> Trial:
+        """A fresh model with its data."""
+        ...
+
+
+TASKS = ("mlm", "causal_lm", "length_generalization")
+
+
+def find_objective(task: str) -> Objective:
+    """The row of a task. Raises: ValueError for one that does not exist."""
+    if task not in TASKS:
+        raise ValueError(f"recipe: task = {task!r} is not a task; {near(task, TASKS)}")
+    from locant.compare.causal_lm import CausalLM
+    from locant.compare.masked_lm import MaskedLM
+    from locant.compare.problems import LengthGeneralization
+
+    rows: tuple[Objective, ...] = (MaskedLM(), CausalLM(), LengthGeneralization())
+    return dict(zip(TASKS, rows, strict=True))[task]
+
+
+def refuse_unused(recipe: Recipe, task: str, tables: tuple[str, ...]) -> None:
+    """Raise a ValueError for a table that was changed but means nothing to the task."""
+    fresh = type(recipe)(recipe.encodings)
+    for name in tables:
+        came, default = getattr(recipe, name), getattr(fresh, name)
+        if came != default:
+            changed = next(key for key, value in vars(came).items() if value != getattr(default, key))
+            raise ValueError(
+                f"recipe: {name}.{changed} = {getattr(came, changed)!r} has no meaning for task = {task!r}; drop it"
+            )

@@ -1,0 +1,99 @@
+"""A recipe with several problems: one comparison for each, in a folder of its own, and what they say together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from locant.compare.executors import Executor, LocalExecutor
+from locant.compare.grid import Watch, compare
+from locant.compare.recipe import Recipe
+from locant.compare.results import ResultTable, write_atomically
+from locant.compare.summary import Spread, spread
+from locant.compare.tables import align, spread_text
+from locant.lengthgen import mean_reciprocal_rank
+
+NAME = "exact_match"
+
+
+@dataclass(frozen=True)
+class Generalization:
+    """Exact match beyond the trained length, by problem and encoding, over seeds.
+
+    ``validation``, ``test``: 0 to 1; test is the mean over the lengths beyond the trained one. ``reciprocal_rank``: mean
+    over the problems that every encoding finished, by mean test score; 1 is the best everywhere.
+    """
+
+    encodings: tuple[str, ...]
+    validation: dict[str, dict[str, Spread]]
+    test: dict[str, dict[str, Spread]]
+    reciprocal_rank: dict[str, float]
+
+
+def compare_series(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    jobs: int | None = None,
+    watch: Watch | None = None,
+    command: str = "",
+    executor: Callable[..., Executor] = LocalExecutor,
+) -> dict[str, ResultTable]:
+    """`compare` for each part of a recipe, below ``out`` where there are several; writes exact_match.json and .txt.
+
+    Raises: as `compare`.
+    """
+    parts, out = recipe.parts(), Path(out)
+    tables = {}
+    for part in parts:
+        name = part.problems.names[0] if part.problems.names else part.name
+        folder = out / name if len(parts) > 1 else out
+        tables[name] = compare(part, folder, jobs=jobs, watch=watch, command=command, executor=executor)
+    if recipe.problems.names:
+        found = generalization(tables)
+        write_atomically(out / f"{NAME}.json", json.dumps(asdict(found), indent=1) + "\n")
+        write_atomically(out / f"{NAME}.txt", generalization_text(found))
+    return tables
+
+
+def generalization(tables: Mapping[str, ResultTable]) -> Generalization:
+    """Exact match within and beyond the trained lengths, and the mean reciprocal rank of each encoding."""
+    validation = {name: _scores(table, trained=True) for name, table in tables.items()}
+    test = {name: _scores(table, trained=False) for name, table in tables.items()}
+    encodings = tuple(dict.fromkeys(label for table in tables.values() for label in table.encodings))
+    whole: dict[str, dict[str, float]] = {}
+    for name, scores in test.items():
+        means = {label: score.mean for label, score in scores.items() if score.mean is not None}
+        if means.keys() == set(encodings):
+            whole[name] = means
+    return Generalization(encodings, validation, test, mean_reciprocal_rank(whole) if whole else {})
+
+
+def _scores(table: ResultTable, trained: bool) -> dict[str, Spread]:
+    """Mean accuracy of each run over the lengths of one side, then over seeds."""
+    scores = {}
+    for label in table.encodings:
+        runs = []
+        for run in table.of(label):
+            found = [s.accuracy for s in run.lengths if (s.factor == 1) == trained and s.accuracy is not None]
+            if found:
+                runs.append(sum(found) / len(found))
+        scores[label] = spread(runs)
+    return scores
+
+
+def generalization_text(found: Generalization) -> str:
+    """An aligned table: a row for each encoding, best first, a column for each problem."""
+    order = sorted(found.encodings, key=lambda label: -found.reciprocal_rank.get(label, 0.0))
+    lines = []
+    for title, scores in (("longer than trained", found.test), ("validation, trained lengths", found.validation)):
+        header = ["encoding", *scores] + ["mean 1/rank"] * (scores is found.test)
+        rows = []
+        for label in order:
+            cells = [spread_text(one[label], 3) if label in one else "-" for one in scores.values()]
+            rank = found.reciprocal_rank.get(label)
+            rows.append([label, *cells] + [f"{rank:.2f}" if rank is not None else "-"] * (scores is found.test))
+        lines += [f"Exact match, {title} (0 to 1, mean ± deviation over seeds)", *align(header, rows, 1), ""]
+    return "\n".join(lines[:-1]) + "\n"

@@ -1,0 +1,201 @@
+"""Training of a small GPT-2 with one position encoding: on the target of a prompt, or on every next token of a window.
+
+The conditions are those of `locant.training.mlm`: host weights, data order and schedule follow from the seed alone, and
+the vocabulary head is applied only where a token is predicted. The host's own position table is taken out when the
+encoding is attached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from locant.training.mlm import BuiltModel, EncodingChoice, LossPoint, ModelSize, TrainSettings, assemble
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from locant.data import Windows
+
+IGNORED = -100  # label of tokens that are not predicted
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Prompts and targets as ids, in the form of windows: ``ids[k]`` is a whole sequence, predicted from ``starts[k]``.
+
+    Every sequence ends with ``end_id``, which is predicted too.
+    """
+
+    ids: tuple[tuple[int, ...], ...]
+    starts: tuple[int, ...]  # first predicted token
+    documents: None = None
+
+    @classmethod
+    def join(cls, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], end_id: int) -> Pairs:
+        """Prompt, target and end of each pair. Raises: ValueError for an empty prompt: nothing predicts its target."""
+        for index, (prompt, _) in enumerate(pairs):
+            if not prompt:
+                raise ValueError(f"pairs: example {index} has a prompt of 0 tokens, needed 1 or more")
+        ids = tuple((*prompt, *target, end_id) for prompt, target in pairs)
+        return cls(ids, tuple(len(prompt) for prompt, _ in pairs))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class PairCollate:
+    """Examples of `Pairs` -> input_ids, labels (targets alone), attention_mask [B, n]; padded on the right."""
+
+    def __init__(self, pairs: Pairs, pad_id: int) -> None:
+        self.pairs, self.pad_id = pairs, pad_id
+
+    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Collates a batch."""
+        import torch
+
+        chosen = [int(example["example_id"]) for example in examples]
+        width = max(len(self.pairs.ids[k]) for k in chosen)
+        ids = torch.full((len(chosen), width), self.pad_id)
+        labels = torch.full((len(chosen), width), IGNORED)
+        for row, k in enumerate(chosen):
+            sequence, start = torch.tensor(self.pairs.ids[k]), self.pairs.starts[k]
+            ids[row, : len(sequence)] = sequence
+            labels[row, start : len(sequence)] = sequence[start:]
+        real = torch.arange(width) < torch.tensor([len(self.pairs.ids[k]) for k in chosen])[:, None]
+        return {
+            "input_ids": ids,
+            "labels": labels,
+            "attention_mask": real.long(),
+            "example_ids": torch.tensor(chosen),
+        }
+
+
+class WindowCollate:
+    """Windows of equal length -> input_ids and labels [B, n]: every token but the first is predicted."""
+
+    def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Collates a batch."""
+        import numpy as np
+        import torch
+
+        ids = torch.as_tensor(np.stack([example["input_ids"] for example in examples]).astype("int64"))
+        labels = ids.clone()
+        labels[:, 0] = IGNORED
+        return {"input_ids": ids, "labels": labels, "example_ids": torch.tensor([e["example_id"] for e in examples])}
+
+
+def build_gpt2(size: ModelSize, vocab_size: int, length: int, encoding: EncodingChoice, seed: int) -> BuiltModel:
+    """A GPT-2 of this size with the encoding attached; host weights depend on the seed alone.
+
+    ``length``: rows of a learned position table, where the recipe does not say.
+    """
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=vocab_size,
+        n_embd=size.model_dim,
+        n_layer=size.num_layers,
+        n_head=size.num_heads,
+        n_inner=size.hidden_dim or 4 * size.model_dim,
+        n_positions=size.max_positions or length,
+        resid_pdrop=size.dropout,
+        embd_pdrop=size.dropout,
+        attn_pdrop=size.dropout,
+        initializer_range=size.init_std,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return assemble(lambda: GPT2LMHeadModel(config), "transformer.wpe.weight", encoding, seed)
+
+
+def next_token_logits(
+    host: Any, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None, position_ids: Any = None
+) -> tuple[Tensor, Tensor]:
+    """Logits [N V] and targets [N] of the tokens that carry a label, each predicted from the token before it."""
+    keywords = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+    if position_ids is not None:
+        keywords["position_ids"] = position_ids
+    hidden = host.transformer(**keywords).last_hidden_state
+    predicted = labels[:, 1:] != IGNORED
+    return host.lm_head(hidden[:, :-1][predicted]), labels[:, 1:][predicted]
+
+
+def make_objective(host: Any) -> Any:
+    """Mean cross-entropy of the labeled tokens, as a module that the Trainer takes."""
+    from torch import nn
+
+    class CausalObjective(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.host = host
+
+        def forward(self, input_ids: Any, labels: Any, attention_mask: Any = None) -> dict[str, Any]:
+            logits, targets = next_token_logits(self.host, input_ids, labels, attention_mask)
+            return {"loss": nn.functional.cross_entropy(logits.float(), targets)}
+
+    return CausalObjective()
+
+
+def train_causal(
+    built: BuiltModel,
+    windows: Windows | Pairs,
+    collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    settings: TrainSettings,
+    seed: int,
+    *,
+    work_dir: Path,
+    on_step: Callable[[int, float], bool | None] | None = None,
+) -> tuple[LossPoint, ...]:
+    """Trains in place with a Hugging Face Trainer and returns the loss curve.
+
+    `on_step(step, loss)` is called after every step; when it returns True training stops there.
+    Raises: DivergedError when the loss is not finite.
+    """
+    from locant.data import ScheduledDataset
+    from locant.training.trainer import plain_trainer
+
+    dataset = ScheduledDataset(windows, seed, settings.steps * settings.batch_size)  # type: ignore[arg-type]
+    trainer = plain_trainer(make_objective(built.model), dataset, collate, built, settings, seed, work_dir, on_step)
+    trainer.train()
+    return trainer.curve
+
+
+def generate(
+    host: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, pad_id: int, end_id: int, batch_size: int = 64
+) -> list[list[int]]:
+    """Greedy continuations with a key-value cache, in the order of the prompts; they stop at ``end_id``.
+
+    Prompts of a batch are padded on the left; position ids are counted over the mask, so padding shifts nothing.
+    """
+    import torch
+
+    order = sorted(range(len(prompts)), key=lambda k: len(prompts[k]))
+    device = next(host.parameters()).device
+    written: list[list[int]] = [[] for _ in prompts]
+    host.eval()
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        width = max(len(prompts[k]) for k in chosen)
+        ids = torch.full((len(chosen), width), pad_id)
+        mask = torch.zeros_like(ids)
+        for row, k in enumerate(chosen):
+            ids[row, width - len(prompts[k]) :] = torch.tensor(prompts[k])
+            mask[row, width - len(prompts[k]) :] = 1
+        with torch.no_grad():
+            out = host.generate(
+                ids.to(device),
+                attention_mask=mask.to(device),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                num_beams=1,
+                use_cache=True,
+                pad_token_id=pad_id,
+                eos_token_id=end_id,
+            )
+        for row, k in enumerate(chosen):
+            written[k] = out[row, width:].tolist()
+    return written
