@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
+import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -731,3 +733,20 @@ def test_an_encoding_may_read_the_input_of_its_layer() -> None:
         locant.hf.attach(model, gate)
         model(tokens(2, 5))
         assert gate.seen.shape == (2, 5, attached(model).spec.sizes["model_dim"]), family
+
+
+def test_a_copy_and_an_unpickled_model_have_positions_when_forward_is_called_by_name(tmp_path: Path) -> None:
+    """sentence-transformers calls it so, past all hooks."""
+    model, ids = noisy(host("bert"), "huang_m4"), tokens(2, 7)
+    want = first(model(ids))
+    torch.save(model, tmp_path / "model.pt")
+    unpickled = torch.load(tmp_path / "model.pt", weights_only=False)
+    for other in (copy.deepcopy(model), unpickled, pickle.loads(pickle.dumps(unpickled))):
+        assert torch.equal(first(other.forward(ids)), want) and torch.equal(first(other(ids)), want)
+        stir(other.locant, 8)
+        assert torch.equal(first(other.forward(ids)), first(other(ids))), "it runs the model that it was copied from"
+        assert list(inspect.signature(other.forward).parameters)[:2] == ["input_ids", "attention_mask"]
+        locant.hf.detach(other)
+        assert "forward" not in vars(other)
+        assert torch.equal(first(other.forward(ids)), first(other(ids)))
+    assert torch.equal(first(model.forward(ids)), want)

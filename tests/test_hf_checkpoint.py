@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 import transformers as T
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import locant
 import locant.hf
 from locant.hf import checkpoint
 from locant.hf.attachment import attachments
-from tests.hf_models import BERT_SIZES, HEADS, HOSTS, ROWS, T5_SIZES, attached, first, host, noisy, stir, tokens
+from tests.hf_models import BERT_SIZES, HEADS, HOSTS, ROWS, T5_SIZES, attached, first, host, noisy, remark, stir, tokens
 
 
 @pytest.mark.parametrize("name", locant.names())
@@ -159,19 +159,67 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"locant\.safetensors does not exist"):
         locant.hf.load(base, folder)
     tensors.write_bytes(data)
-    for broken in (text[: len(text) // 2], "[1, 2]", "{}", text.replace('"num_layers"', '"layers"')):
+    for broken, what in (
+        (text[: len(text) // 2], r"locant\.json is cut off or not JSON"),
+        ("[1, 2]", r"locant\.json has as a whole \[1, 2\], needed an object; it is cut off"),
+        ("{}", r"locant\.json has no format, needed the number of a format"),
+        (text.replace('"num_layers"', '"layers"'), r"has no stacks\[0\]\.num_layers, needed a count of layers"),
+    ):
         record.write_text(broken)
-        with pytest.raises(ValueError, match=r"locant\.json is cut off or was not written by locant\.hf\.save"):
+        with pytest.raises(ValueError, match=what):
             locant.hf.load(base, folder)
     record.write_text(text.replace('"format": 1', '"format": 7'))
     with pytest.raises(ValueError, match=r"has format 7 \(written by locant 0.*reads format 1"):
         locant.hf.load(base, folder)
     record.write_text(text.replace('"shaw"', '"shawl"'))
+    remark(folder)
     with pytest.raises(ValueError, match="unknown encoding 'shawl'; did you mean 'shaw'"):
         locant.hf.load(base, folder)
     record.write_text(text)
     other = locant.hf.save(noisy(host("bert"), "shaw", clip=4), tmp_path / "other")
     shutil.copy(other / "locant.safetensors", tensors)
+    with pytest.raises(ValueError, match=r"locant\.safetensors was written by another save \(mark [0-9a-f]{8}\.\.\.\)"):
+        locant.hf.load(base, folder)
+    save_file(load_file(tensors), tensors)
+    with pytest.raises(ValueError, match=r"locant\.safetensors does not say which save it belongs to"):
+        locant.hf.load(base, folder)
+    remark(folder)
     with pytest.raises(ValueError, match=r"has shape \(1, 9, 8\) for 'encodings.0.table' .* needs \(1, 57, 8\)"):
         locant.hf.load(base, folder)
     assert not attachments(base) and torch.equal(first(base(tokens(1, 5))), first(host("bert")(tokens(1, 5))))
+
+
+def test_the_folder_that_one_is_in_and_one_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = noisy(host("bert"), "shaw"), tokens(2, 7)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for directory in (".", "deep/er", "."):
+        stir(attached(model), 5)
+        locant.hf.save(model, directory)
+        assert torch.equal(first(locant.hf.load(host("bert"), directory)(ids)), first(model(ids)))
+        shutil.rmtree("deep", ignore_errors=True)
+    assert sorted(os.listdir(tmp_path / "here")) == ["locant.json", "locant.safetensors"]
+    assert os.listdir(tmp_path) == ["here"]
+
+
+def test_a_save_that_is_killed_on_the_way_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = noisy(host("bert"), "shaw")
+    folder = locant.hf.save(model, tmp_path / "saved")
+    moved, done, last = Path.replace, [], [0]
+
+    def killed(self: Path, target: Any) -> Any:
+        if len(done) == last[0]:
+            raise KeyboardInterrupt
+        done.append(self.name)
+        return moved(self, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    for last[0] in range(2):
+        done.clear()
+        with pytest.raises(KeyboardInterrupt):
+            locant.hf.save(model, folder)
+        with pytest.raises(FileNotFoundError, match=r"locant\.json does not exist"):
+            locant.hf.load(host("bert"), folder)
+    last[0] = -1
+    locant.hf.save(model, folder)
+    assert torch.equal(first(locant.hf.load(host("bert"), folder)(tokens(2, 7))), first(model(tokens(2, 7))))

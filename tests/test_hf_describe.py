@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import locant.hf
-from tests.hf_models import HEADS, LAYERS, ROWS, WIDTH, host
+from tests.hf_models import HEADS, LAYERS, ROWS, WIDTH, host, tokens
 
 
 def test_an_attached_encoding_is_described_layer_by_layer() -> None:
@@ -21,7 +21,12 @@ def test_an_attached_encoding_is_described_layer_by_layer() -> None:
     assert [(d.layer, d.name, d.parameters, d.shared) for d in stack.layers] == [
         (i, "shaw", 9 * (WIDTH // HEADS), "no") for i in range(LAYERS)
     ]
-    assert all(d.trained_length == ROWS and d.max_length is None for d in stack.layers)
+    assert all((d.built_length, d.trained_length, d.max_length) == (ROWS, None, None) for d in stack.layers)
+    assert str(description).splitlines()[4].split()[4:7] == [f"{ROWS}", "none", "seen"], "never trained"
+    model.train()(tokens(2, 9))
+    description = locant.hf.describe(model)
+    assert description.stacks[0].layers[0].trained_length == 9
+    assert str(description).splitlines()[4].split()[4:6] == [f"{ROWS}", "9"]
     assert stack.layers[0].beyond == "farther offsets share the last row"
     assert stack.switched_off == ("absolute (embeddings.position_embeddings)",) == stack.host
     assert stack.parameters == 2 * 9 * 8
@@ -60,7 +65,7 @@ def test_what_is_kept_is_not_switched_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "name", "parameters", "trained", "limit", "beyond"),
+    ("family", "name", "parameters", "built", "limit", "beyond"),
     [
         ("bert", "absolute of the host", ROWS * WIDTH, ROWS, ROWS, "an error"),
         ("roberta", "absolute of the host", (ROWS + 2) * WIDTH, ROWS, ROWS, "an error"),
@@ -69,12 +74,12 @@ def test_what_is_kept_is_not_switched_off() -> None:
     ],
 )
 def test_a_host_with_nothing_attached_describes_itself(
-    family: str, name: str, parameters: int, trained: int, limit: int | None, beyond: str
+    family: str, name: str, parameters: int, built: int, limit: int | None, beyond: str
 ) -> None:
     (stack,) = locant.hf.describe(host(family)).stacks
     layer = stack.layers[0]
     assert not stack.attached and len(stack.layers) == LAYERS and stack.parameters == 0
-    assert (layer.name, layer.parameters, layer.trained_length) == (name, parameters, trained)
+    assert (layer.name, layer.parameters, layer.built_length, layer.trained_length) == (name, parameters, built, None)
     assert (layer.max_length, layer.beyond) == (limit, beyond)
 
 
@@ -89,7 +94,7 @@ def test_the_table_reads_well_and_the_fields_are_json() -> None:
     lines = text.splitlines()
     assert lines[0] == "model (BertModel, bert): attached, backend auto"
     assert lines[1] == "of the host: switched off absolute (embeddings.position_embeddings); kept nothing"
-    assert lines[3].split()[:6] == ["layer", "encoding", "parameters", "shared", "trained", "limit"]
+    assert lines[3].split()[:6] == ["layer", "encoding", "parameters", "shared", "built", "for"]
     assert lines[4].split()[:2] == ["0", "tupe_r"] and len(lines) == 4 + LAYERS
     assert json.loads(json.dumps(dataclasses.asdict(locant.hf.describe(model))))["model"] == "BertModel"
 

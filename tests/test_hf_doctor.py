@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import locant.hf
 from locant.cli import app
 from locant.hf import diagnose
 from locant.hf.doctor import Diagnosis
-from tests.hf_models import BERT_SIZES, HEADS, ROWS, T5_SIZES, WIDTH, first, host, noisy, stir, tokens
+from tests.hf_models import BERT_SIZES, HEADS, ROWS, T5_SIZES, WIDTH, first, host, noisy, remark, stir, tokens
 
 PACKED = "packed, position_ids"
 FAULTS = {  # what plain transformers v5 does to positions
@@ -406,3 +407,47 @@ def test_the_command_prints_a_table_or_json_and_ends_with_a_code(tmp_path: Path)
     assert "64 asked for, but it serves 29" in {finding["figure"] for finding in facts["findings"]}
     run = CliRunner().invoke(app, ["doctor", str(tmp_path)])
     assert run.exit_code == 2 and "needed a config.json" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "told"),
+    [
+        (
+            lambda r, t: t.pop("locant.encodings.1.table"),
+            "weights",
+            r"not loaded: .*shape None for 'encodings\.1\.table'",
+        ),
+        (
+            lambda r, t: r["stacks"][0].update(encoding="shawl"),
+            "folder",
+            r"cannot be built here: unknown encoding 'shawl'",
+        ),
+        (lambda r, t: r["stacks"][0].update(options=3), "folder", r"stacks\[0\]\.options = 3, needed options by name"),
+        (
+            lambda r, t: r["stacks"][0].update(options={"clip": []}),
+            "folder",
+            r"cannot be built here: .*clip=\[\] is a list",
+        ),
+        (lambda r, t: r.update(stacks=[]), "folder", r"has stacks = \[\], needed a list with one entry for each stack"),
+        (lambda r, t: t.update({"pooler.dense.weight": torch.ones(3, 5)}), "weights", r"not loaded: .*mismatch"),
+    ],
+)
+def test_what_keeps_a_folder_from_loading_is_a_finding(change: Any, check: str, told: str, tmp_path: Path) -> None:
+    folder = saved(noisy(host("bert"), "shaw"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    change(config["locant"], tensors)
+    (folder / "config.json").write_text(json.dumps(config))
+    remark(folder, tensors)
+    run = CliRunner().invoke(app, ["doctor", str(folder), "--json"])
+    assert run.exit_code == 1, run.output
+    (finding,) = [f for f in json.loads(run.stdout)["findings"] if f["verdict"] == "FAULT"]
+    assert finding["check"] == check and re.search(told, finding["figure"]), finding
+    assert CliRunner().invoke(app, ["doctor", str(folder)]).exit_code == 1
+
+
+def test_a_broken_file_beside_a_model_does_not_stop_the_examination(tmp_path: Path) -> None:
+    folder = saved(host("bert"), tmp_path / "model")
+    (folder / "tokenizer_config.json").write_text("{")
+    finding = found(diagnose(folder), "length in use")
+    assert finding.verdict == "cannot" and "tokenizer_config.json is cut off or not JSON" in finding.figure

@@ -88,8 +88,14 @@ def test_past_the_folded_length_is_an_error() -> None:
     model = noisy(host("bert"), "alibi")
     locant.hf.fold(model, 7)
     assert locant.hf.capacity(model) == 7
-    with pytest.raises(ValueError, match="positions reach 8 but the table has 7 rows"):
+    with pytest.raises(
+        ValueError, match=r"reach 8 but it was folded for 7; truncate to 7 .* locant\.hf\.fold\(model, 8\)"
+    ):
         model(tokens(1, 8))
+    with pytest.raises(
+        ValueError, match=r"'alibi \(folded\)' was attached as an object.*; it was folded for serving, so do"
+    ):
+        locant.hf.save(model, "nowhere")
 
 
 def test_copies_moves_and_detach_work() -> None:

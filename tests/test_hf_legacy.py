@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import locant
 import locant.hf
 from locant.cli import app
-from locant.hf import legacy
+from locant.hf import pretrained
 from locant.hf.attachment import attachments
 from locant.hf.legacy_families import VERSION4
 from locant.hf.weights import read_weights, weight_files, weight_shapes
@@ -452,7 +452,7 @@ def test_conversion_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
     def crash(*args: Any, **kwargs: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(legacy, "write_card", crash)
+    monkeypatch.setattr(pretrained, "write_card", crash)
     assert (
         run().exit_code == 1 and sorted(p.name for p in tmp_path.iterdir()) == ["v4", "v5"] and not any(out.iterdir())
     )
@@ -462,6 +462,30 @@ def test_conversion_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
     classifier = locant.hf.convert_legacy(source, tmp_path / "head", "AutoModelForTokenClassification")
     assert json.loads((classifier / "config.json").read_text())["architectures"] == ["BertForTokenClassification"]
+
+
+def test_conversion_into_the_source_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "v4")
+    before = sorted(tmp_path.rglob("*"))
+    for out in (source / "v5", source / "deep" / "v5", source / ".." / "v4" / "v5"):
+        done = CliRunner().invoke(app, ["convert-legacy", str(source), "--out", str(out)])
+        assert done.exit_code == 2 and "v4, whose files are copied there; give a folder elsewhere" in done.output
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
+    source = write(tmp_path / "v4")
+    tensors = load_file(source / "model.safetensors")
+    name = next(n for n in tensors if "intermediate.dense.weight" in n)
+    rows, width = tensors[name].shape
+    save_file({**tensors, name: tensors[name][:-5].contiguous()}, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        ValueError, match=rf"has shape \({rows - 5}, {width}\) but config\.json asks for \({rows}, {width}\)"
+    ):
+        locant.hf.from_legacy(source)
+    done = CliRunner().invoke(app, ["convert-legacy", str(source), "--out", str(tmp_path / "v5")])
+    assert done.exit_code == 2 and "intermediate.dense.weight" in done.output and not (tmp_path / "v5").exists()
+    assert locant.hf.from_legacy(source, ignore_mismatched_sizes=True).config.hidden_size == width
 
 
 # --- layouts of the authors' own code ---------------------------------------------------------------------------------

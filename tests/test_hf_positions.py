@@ -360,3 +360,28 @@ def test_an_additive_mask_of_the_user_is_added() -> None:
 def test_arrivals_without_tokens_cannot_be_counted() -> None:
     with pytest.raises(ValueError, match="called with nothing"):
         entrance.arrival({})
+
+
+def test_a_mask_of_pairs_decides_alone_who_sees_whom() -> None:
+    model, ids = noisy(host("llama"), "alibi"), tokens(1, 9)
+    restart = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    causal = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+    apart = causal & (torch.arange(9)[:, None] // 4 == torch.arange(9)[None] // 4).clone()
+    apart[..., 8, :] = causal[..., 8, :] & (torch.arange(9) >= 4)
+    open_, packed = (first(model(ids, position_ids=restart, attention_mask=m)) for m in (causal, apart))
+    assert (open_ - packed)[:, 4:].abs().max() > 1e-3, "ids that restart parted what the mask leaves together"
+    assert torch.allclose(packed, first(model(ids, position_ids=restart)), atol=1e-5)
+
+
+def test_ids_that_restart_beside_a_padding_mask_warn() -> None:
+    model, ids = noisy(host("llama"), "alibi"), tokens(2, 9)
+    restart = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    with pytest.warns(
+        UserWarning, match=r"position_ids restart at token 4 beside an attention_mask.*pass document_ids"
+    ):
+        model(ids, position_ids=restart, attention_mask=torch.ones_like(ids))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    model(
+        ids, position_ids=torch.tensor([[1, 1, 1, 1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6, 7, 8]]), attention_mask=mask
+    )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as T
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -21,7 +24,7 @@ import locant.hf
 from locant.encodings.tisa import Tisa
 from locant.hf.attachment import attachments
 from locant.hf.pretrained import nearest
-from tests.hf_models import BERT_SIZES, HEADS, HOSTS, ROWS, T5_SIZES, attached, first, host, noisy, stir, tokens
+from tests.hf_models import BERT_SIZES, HEADS, HOSTS, ROWS, T5_SIZES, attached, first, host, noisy, remark, stir, tokens
 
 T.logging.disable_progress_bar()
 
@@ -217,12 +220,11 @@ def test_half_converted_folders_are_refused(tmp_path: Path) -> None:
     ):
         T.AutoModel.from_pretrained(folder)
     (folder / "config.json").write_text(intact)
-    kept = {name: t for name, t in weights.items() if "encodings.1" not in name}
-    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    remark(folder, {name: t for name, t in weights.items() if "encodings.1" not in name})
     with pytest.raises(ValueError, match=r"has shape None for 'encodings\.1\.table' but 'shaw' needs \(1, 57, 8\)"):
         T.AutoModel.from_pretrained(folder)
     short = {name: t[:, 1:] if "encodings.1" in name else t for name, t in weights.items()}
-    save_file({n: t.contiguous() for n, t in short.items()}, folder / "model.safetensors", {"format": "pt"})
+    remark(folder, short)
     with pytest.raises(ValueError, match=r"has shape \(1, 56, 8\) for 'encodings\.1\.table' but 'shaw' needs"):
         T.AutoModel.from_pretrained(folder)
 
@@ -235,8 +237,11 @@ def test_half_converted_folders_are_refused(tmp_path: Path) -> None:
             lambda r: r.update(locant="3.1.0"),
             r"was written by locant 3\.1\.0, which this one \(0\..*install locant 3\.x",
         ),
-        (lambda r: r.pop("stacks"), r"is cut off or was not written by locant\.hf\.save \(KeyError\('stacks'\)\)"),
-        (lambda r: r["stacks"][0].pop("sizes"), r"is cut off .* \(KeyError\('sizes'\)\)"),
+        (
+            lambda r: r.pop("stacks"),
+            r"has no stacks, needed a list with one entry for each stack .* it is cut off or was",
+        ),
+        (lambda r: r["stacks"][0].pop("sizes"), r"has no stacks\[0\]\.sizes, needed num_heads, .* as numbers above 0"),
         (lambda r: r["stacks"][0].update(encoding="shawl"), "unknown encoding 'shawl'; did you mean 'shaw'"),
         (lambda r: r["stacks"][0].update(num_layers=5), "num_layers=5 but the base model has num_layers=2"),
         (lambda r: r["stacks"][0].update({"class": "GPT2Model"}), "is for GPT2Model but BertModel has BertModel"),
@@ -245,6 +250,7 @@ def test_half_converted_folders_are_refused(tmp_path: Path) -> None:
 def test_records_that_cannot_be_read_are_refused(change: Any, what: str, tmp_path: Path) -> None:
     _, folder = saved(tmp_path)
     rewrite(folder, lambda config: change(config["locant"]))
+    remark(folder)
     with pytest.raises(ValueError, match=what):
         T.AutoModel.from_pretrained(folder)
 
@@ -268,35 +274,149 @@ def test_an_object_saves_and_says_on_loading_why_it_cannot_come_back(tmp_path: P
     assert locant.hf.inspect_directory(tmp_path).kind == "half-converted"
 
 
-def test_an_interrupted_save_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = noisy(host("bert"), "shaw")
-
-    def crash(*args: Any, **kwargs: Any) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(T.modeling_utils, "safe_save_file", crash)
-    with pytest.raises(OSError, match="no space left"):
-        model.save_pretrained(tmp_path)
-    assert not hasattr(model.config, "locant")
-    with pytest.raises(OSError, match=r"model\.safetensors"):
-        T.AutoModel.from_pretrained(tmp_path)
-
-
-def test_a_save_that_stopped_over_another_encoding_does_not_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_of_another_save_is_refused(tmp_path: Path) -> None:
+    """Names and shapes agree; only the marks tell."""
     _, folder = saved(tmp_path, "huang_m4")
-
-    def crash(*args: Any, **kwargs: Any) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(T.modeling_utils, "safe_save_file", crash)
-    with pytest.raises(OSError, match="no space left"):
-        noisy(host("bert"), "alibi").save_pretrained(folder)
-    with pytest.raises(ValueError, match=r"holds locant\.encodings\.0\.table, which no encoding of the record takes"):
+    noisy(host("bert"), "shaw").save_pretrained(tmp_path / "other")
+    (folder / "config.json").write_bytes((tmp_path / "other" / "config.json").read_bytes())
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors of .*saved was written by another save \(mark [0-9a-f]{8}"
+    ):
         T.AutoModel.from_pretrained(folder)
     found = locant.hf.inspect_directory(folder)
-    assert found.kind == "half-converted" and "alibi, which has no tensors, beside 2 of another" in found.reason
+    assert found.kind == "half-converted" and "was written by another save" in found.reason
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"does not say which save it belongs to, needed the mark [0-9a-f]{8}"):
+        T.AutoModel.from_pretrained(folder)
+    assert "does not say which save" in locant.hf.inspect_directory(folder).reason
+
+
+def test_weights_of_an_encoding_without_tensors_need_their_record(tmp_path: Path) -> None:
+    _, folder = saved(tmp_path, "alibi")
+    rewrite(folder, lambda config: config.pop("locant"))
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors of .* was saved with an encoding attached but its config"
+    ):
+        T.AutoModel.from_pretrained(folder)
+    assert locant.hf.inspect_directory(folder).kind == "half-converted"
+
+
+@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "9kB"}], ids=["one file", "shards"])
+@pytest.mark.parametrize("second", ["alibi", "shaw", "huang_m4"])
+def test_a_save_that_fails_leaves_the_older_one(
+    second: str, shards: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, folder = saved(tmp_path, "huang_m4")
+    want, before = first(model(tokens(2, 7))), {file.name: file.read_bytes() for file in folder.iterdir()}
+    written = vars(T.modeling_utils)["safe_save_file"]
+
+    def crash(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if not shards or any("layer.1" in name for name in tensors):
+            raise OSError("no space left")
+        written(tensors, *args, **kwargs)
+
+    monkeypatch.setattr(T.modeling_utils, "safe_save_file", crash)
+    other = noisy(host("bert"), second, seed=8)
+    with pytest.raises(OSError, match="no space left"):
+        other.save_pretrained(folder, **shards)
+    assert not hasattr(other.config, "locant")
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    assert torch.equal(first(T.AutoModel.from_pretrained(folder)(tokens(2, 7))), want)
+
+
+def test_a_save_that_is_killed_while_files_take_their_places_does_not_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, folder = saved(tmp_path, "huang_m4")
+    moved, done, last = Path.replace, [], [0]
+
+    def killed(self: Path, target: Any) -> Any:
+        if len(done) == last[0]:
+            raise KeyboardInterrupt
+        done.append(self.name)
+        return moved(self, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    for last[0] in range(4):
+        done.clear()
+        with pytest.raises(KeyboardInterrupt):
+            stir(model).save_pretrained(folder, max_shard_size="9kB")
+        assert not (folder / "config.json").exists()
+        with pytest.raises((OSError, ValueError), match=r"config\.json|Unrecognized model"):
+            T.AutoModel.from_pretrained(folder)
+    last[0] = -1
+    model.save_pretrained(folder)
+    names = {file.name for file in folder.iterdir()}
+    assert names == {"README.md", "config.json", "model.safetensors"}, "shards of older saves would be in the way"
+    assert done[-1] == "config.json"
+    assert torch.equal(first(T.AutoModel.from_pretrained(folder)(tokens(2, 7))), first(model(tokens(2, 7))))
+
+
+def test_sharded_weights_do_not_lie_behind_an_older_file(tmp_path: Path) -> None:
+    """transformers reads model.safetensors first, and leaves it where shards are saved."""
+    model, folder = saved(tmp_path, "huang_m4")
+    stir(model).save_pretrained(folder, max_shard_size="9kB")
+    assert torch.equal(first(T.AutoModel.from_pretrained(folder)(tokens(2, 7))), first(model(tokens(2, 7))))
+
+
+def test_what_transformers_would_load_without_the_encoding_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="distributed_checkpoint=True came for a model with an encoding attached"):
+        noisy(host("bert"), "shaw").save_pretrained(tmp_path / "there", distributed_checkpoint=True)
+    assert not (tmp_path / "there").exists()
+
+
+ANYTHING: tuple[Any, ...] = (None, True, -3, 2.5, "rubbish", [], [1], {}, {"a": 1})
+
+
+def spots(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every key of a record, and of what is in it."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from spots(inner, (*path, key))
+
+
+def test_any_rubbish_at_any_key_of_a_record_is_one_clear_error(tmp_path: Path) -> None:
+    """Or it changes nothing. What a key may hold is no rubbish; there, only the mark tells that it was changed."""
+    model, folder = saved(tmp_path, "huang_m4", clip=5)
+    ids, want = tokens(2, 7), first(model(tokens(2, 7)))
+    position = locant.hf.save(model, tmp_path / "position")
+    record = json.loads((position / "locant.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
+    refused = 0
+    for path in [(), *spots(record)]:
+        if path and path[-1] == "host":
+            continue  # told for the reader, never read
+        for rubbish in ANYTHING:
+            broken: Any = json.loads(json.dumps({"": record}))
+            inner = broken
+            for key in ("", *path)[:-1]:
+                inner = inner[key]
+            inner[("", *path)[-1]] = rubbish
+            (position / "locant.json").write_text(json.dumps(broken[""]))
+            (folder / "config.json").write_text(json.dumps({**config, "locant": broken[""]}))
+            remark(folder)
+            remark(position)
+            choices = ("keep_absolute", "keep_scale", "share_layers")
+            if path and path[-1] in choices and (rubbish is True or rubbish is None):
+                continue
+            for load in (
+                lambda: T.AutoModel.from_pretrained(folder),
+                lambda: locant.hf.load(host("bert"), position),
+            ):
+                try:
+                    loaded = load()
+                except ValueError as error:
+                    assert re.match(r"(from_pretrained|load): \S", str(error)), (path, rubbish, str(error))
+                    refused += 1
+                else:
+                    assert torch.equal(first(loaded(ids)), want), (path, rubbish)
+            for look in (lambda: locant.hf.inspect_directory(folder), lambda: locant.hf.inspect_directory(position)):
+                try:
+                    look()
+                except ValueError as error:
+                    assert str(error).startswith("inspect_directory: "), (path, rubbish, str(error))
+    assert refused > 300
 
 
 def test_plain_models_are_left_alone(tmp_path: Path) -> None:
@@ -447,3 +567,50 @@ def test_describe_shows_what_a_folder_records(tmp_path: Path) -> None:
     text = model_text(folder)
     assert "attached, backend auto" in text and "0      huang_m4" in text
     assert isinstance(locant.hf.pretrained.attach_as_recorded(host("bert")), nn.Module)
+
+
+def test_an_attribute_of_that_name_which_is_no_record_is_left_alone(tmp_path: Path) -> None:
+    for mine in ({"office": 7}, "huang", [1], 3):
+        model = host("bert")
+        model.config.locant = mine
+        model.save_pretrained(tmp_path)
+        loaded = T.AutoModel.from_pretrained(tmp_path)
+        assert loaded.config.locant == mine and torch.equal(first(loaded(tokens(2, 7))), first(model(tokens(2, 7))))
+        assert locant.hf.inspect_directory(tmp_path).kind == "plain"
+        assert not attachments(locant.hf.pretrained.attach_as_recorded(loaded))
+    locant.hf.attach(model, "alibi").save_pretrained(tmp_path)
+    assert model.config.locant == 3
+    assert attached(T.AutoModel.from_pretrained(tmp_path)).stack.name == "alibi"
+
+
+def test_a_plain_file_that_is_cut_off_is_for_transformers_to_tell(tmp_path: Path) -> None:
+    host("bert").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(SafetensorError, match="incomplete metadata"):
+        T.AutoModel.from_pretrained(tmp_path)
+
+
+def test_line_ends_of_a_readme_stay(tmp_path: Path) -> None:
+    model = noisy(host("bert"), "shaw")
+    (tmp_path / "README.md").write_bytes(b"# Mine\r\n\r\nLine\r\n")
+    for _ in range(2):
+        model.save_pretrained(tmp_path)
+        text = (tmp_path / "README.md").read_bytes()
+        assert text.startswith(b"# Mine\r\n\r\nLine\r\n\r\n<!-- locant") and text.count(b"## Position encoding") == 1
+        assert text.count(b"\n") == text.count(b"\r\n")
+
+
+def test_a_push_while_saving_takes_the_name_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the new folder it is written to first."""
+    asked: list[str] = []
+
+    class Hub:
+        def create_repo(self, repo_id: str, **kwargs: Any) -> Any:
+            asked.append(repo_id)
+            raise OSError("no network")
+
+    monkeypatch.setattr(T.modeling_utils, "hf_api", Hub)
+    with pytest.raises(OSError, match="no network"):
+        noisy(host("bert"), "shaw").save_pretrained(tmp_path / "my-model", push_to_hub=True)
+    assert asked == ["my-model"] and not (tmp_path / "my-model").exists()

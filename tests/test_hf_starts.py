@@ -286,3 +286,21 @@ def test_a_fit_that_fails_leaves_the_host(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(RuntimeError, match="no"):
         locant.hf.attach(model, "shaw", init="fit")
     assert torch.equal(first(model(ids)), want) and not locant.hf.attachments(model)
+
+
+def test_a_report_of_too_few_sequences_says_so() -> None:
+    model = locant.hf.attach(host("bert"), "t5", init="fit", fit_inputs=tokens(3, 7))
+    report = locant.hf.fit_report(model)
+    assert "3 sequences, too few to hold one out, so nothing was measured; give 4 or more" in str(report)
+    assert all(fit.explained is None and fit.lost is None for fit in report.layers)
+
+
+def test_inputs_that_a_model_does_not_run_on_are_named() -> None:
+    model = T.T5ForConditionalGeneration(T.T5Config(**T5_SIZES))
+    with pytest.raises(
+        ValueError, match=r"T5ForCond.* does not run on input_ids of fit_inputs .*decoder_input_ids, too"
+    ):
+        locant.hf.attach(model, "t5", init="fit", fit_inputs=tokens(4, 7))
+    assert not locant.hf.attachments(model)
+    ids = tokens(4, 7)
+    locant.hf.attach(model, "t5", init="fit", fit_inputs={"input_ids": ids, "decoder_input_ids": ids})

@@ -6,8 +6,6 @@ the call and hands them to the attention modules as a keyword. What the host bri
 
 from __future__ import annotations
 
-import copy
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,8 +17,9 @@ from locant.encoding import SIZES, Encoding, Stack
 from locant.hf import interface, starts
 from locant.hf.attachment import Attachment, Held, Kept, NoRotation, Nothing, Spec, attachments
 from locant.hf.build import build, host_sizes, is_named, spare_rows, table_rows
+from locant.hf.configs import give_own_configs
 from locant.hf.families import FAMILIES, ROTARY_NAMES, TABLE_NAMES, Site, class_names, find_sites
-from locant.hf.hooks import begin, clear, direct, enter, kernel_of, leave, meet, wait
+from locant.hf.hooks import Direct, begin, clear, enter, kernel_of, leave, meet, wait
 from locant.hf.interface import NAME
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -92,7 +91,7 @@ def attach(
         built = build(site, encoding, share_layers, sizes, chosen, "model_dim" in options)
         starts.check_start(init, dict.fromkeys(built), keep_absolute)
         spec = Spec(_names(encoding), options, share_layers, keep_absolute, backend, sizes, init, keep_scale)
-        prepared.append((site, built, spec, [] if keep_absolute else _stand_ins(site)))
+        prepared.append((site, built, spec, [] if keep_absolute else _stand_ins(site, sizes["max_length"])))
     interface.register()
     if init == "fit":
         inputs = (
@@ -153,7 +152,7 @@ def detach(model: Model) -> Model:
             if config is not None and kernel_of(config) == NAME:
                 kernels[id(config)] = (config, attachment.kernel)
         del site_module.locant
-        if getattr(vars(site_module).get("forward"), "__func__", None) is direct(type(site_module)):
+        if isinstance(vars(site_module).get("forward"), Direct):
             del site_module.forward
     for config, kernel in kernels.values():
         _set_kernel(config, kernel)
@@ -171,23 +170,23 @@ def _parent(root: nn.Module, path: str) -> tuple[nn.Module, str]:
     return root.get_submodule(above), name
 
 
-def _stand_ins(site: Site) -> list[tuple[str, str, nn.Module]]:
+def _stand_ins(site: Site, length: int) -> list[tuple[str, str, nn.Module]]:
     """(kind, path, module) that takes the place of each thing the host brings of its own."""
     if not site.own and (site.embeds or site.runner is not None) and site.family not in FAMILIES:
         raise ValueError(
             f"attach: {type(site.module).__name__} has no positions of its own that locant could switch off (looked "
             f"for modules called {', '.join(TABLE_NAMES + ROTARY_NAMES)}); keep_absolute=True leaves it as it is"
         )
-    return [(kind, path, _stand_in(site, kind, path)) for kind, path in site.own]
+    return [(kind, path, _stand_in(site, kind, path, length)) for kind, path in site.own]
 
 
-def _stand_in(site: Site, kind: str, path: str) -> nn.Module:
+def _stand_in(site: Site, kind: str, path: str, length: int) -> nn.Module:
     if kind == "weight":
         parent, name = _parent(site.module, path)
         return Kept(parent._parameters[name])  # pyright: ignore[reportArgumentType]
     module = site.module.get_submodule(path)
     if kind != "rotary":
-        return Nothing(module)
+        return Nothing(module, length if kind == "table" else 0)
     if not any("rot" in name.lower() or "rope" in name.lower() for name in class_names(module)):
         raise ValueError(
             f"attach: {path} of {type(site.module).__name__} is no rotary module locant knows (its class is "
@@ -200,16 +199,6 @@ def _set_kernel(config: Any, kernel: str | None) -> None:
     """Set it for this config only (the property of transformers would set it for all configs below, too)."""
     internal = "_attn_implementation_internal"
     setattr(config, internal if internal in vars(config) else "_attn_implementation", kernel)
-
-
-def give_own_configs(model: nn.Module, sites: list[Site]) -> None:
-    """Configs of the attached stacks are copied, everywhere in the model: another model may share the object."""
-    used = {id(m.config): m.config for site in sites for m in site.module.modules() if hasattr(m, "config")}
-    copies = {key: copy.copy(config) for key, config in used.items()}
-    for module in model.modules():
-        own = copies.get(id(module.__dict__.get("config")))
-        if own is not None:
-            module.config = own  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _install(site: Site, built: Stack, spec: Spec, stand_ins: list[tuple[str, str, nn.Module]]) -> None:
@@ -231,7 +220,7 @@ def _install(site: Site, built: Stack, spec: Spec, stand_ins: list[tuple[str, st
         module.register_forward_pre_hook(enter, with_kwargs=True)
         module.register_forward_hook(leave, with_kwargs=True)
         if site.hands_on:
-            vars(module).setdefault("forward", types.MethodType(direct(type(module)), module))
+            vars(module).setdefault("forward", Direct(module))
     else:
         runner = module.get_submodule(site.runner)
         if runner is not module:

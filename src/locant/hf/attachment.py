@@ -20,7 +20,8 @@ from locant.positions import Positions
 class Spec:
     """How an attachment was asked for; ``encoding`` is None where an object was given instead of names.
 
-    ``init``: how the parameters started; ``keep_scale``: the logit factors of encodings are left out.
+    ``init``: how the parameters started; ``keep_scale``: the logit factors of encodings are left out. ``remedy``: what
+    to do where it cannot be built again from a name.
     """
 
     encoding: str | tuple[str, ...] | None
@@ -31,6 +32,7 @@ class Spec:
     sizes: dict[str, Any]
     init: str = "paper"
     keep_scale: bool = False
+    remedy: str = "attach it by name with its options"
 
 
 @dataclass(frozen=True)
@@ -180,12 +182,20 @@ class StandIn(nn.Module):
 
 
 class Nothing(StandIn):
-    """Stands where a position table was: adds exactly zero, whatever it is asked for."""
+    """Stands where a position table was: adds exactly zero, whatever it is asked for.
+
+    ``rows``: the length that is served instead, for hosts that compare their input with the rows of the table (CLIP).
+    """
+
+    def __init__(self, original: nn.Module, rows: int = 0) -> None:
+        super().__init__(original)
+        self.rows = rows
 
     @property
     def weight(self) -> Tensor:
         """The table as zeros, for hosts that read it."""
-        return torch.zeros_like(self._original[0].weight.detach())  # pyright: ignore
+        table: Tensor = self._original[0].weight.detach()  # pyright: ignore
+        return table.new_zeros(max(len(table), self.rows), *table.shape[1:])
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Zero, on the device of the first tensor; as many as there are hidden states, where it is given those."""

@@ -65,7 +65,7 @@ def _lengths(model: nn.Module) -> list[str]:
         kept = ", ".join(name for name in stack.host if name not in stack.switched_off)
         host = "; ".join([f"switched off: {off}"] * bool(off) + [f"kept: {kept}"] * bool(kept)) or "nothing"
         for layer in stack.layers:
-            cells = (layer.name, _trained(attachment), _held(attachment.layers()[layer.layer], layer.trained_length))
+            cells = (layer.name, _trained(attachment), _held(attachment.layers()[layer.layer], layer.built_length))
             rows.setdefault((*cells, layer.beyond, host), []).append(layer.layer)
         for cells, layers in rows.items():
             where = f"{layers[0]}" if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
@@ -93,16 +93,17 @@ def _equation(part: Encoding) -> str:
 
 
 def write_card(model: nn.Module, directory: str | os.PathLike[str]) -> None:
-    """Put the model card's part into a folder's README.md; what else is in it stays, in whatever encoding.
+    """Put the model card's part into a folder's README.md; what else is in it stays, its encoding and line ends, too.
 
     A model with nothing attached leaves the file alone.
     """
     if not attachments(model):
         return
     file = Path(directory) / CARD
-    before = file.read_text(encoding="utf-8", errors="surrogateescape") if file.is_file() else ""
+    before = file.read_bytes().decode("utf-8", "surrogateescape") if file.is_file() else ""
+    line = "\r\n" if "\r\n" in before else "\n"
     head, start, rest = before.partition(START)
     tail = rest.partition(END)[2] if start else ""
-    part = f"{START}\n{model_card(model)}\n{END}\n"
-    head = head if not head or start or head.endswith("\n\n") else head.rstrip("\n") + "\n\n"
-    file.write_text(head + part + tail.lstrip("\n"), encoding="utf-8", errors="surrogateescape")
+    part = f"{START}\n{model_card(model)}\n{END}\n".replace("\n", line)
+    head = head if not head or start or head.endswith(2 * line) else head.rstrip("\r\n") + 2 * line
+    file.write_bytes((head + part + tail.lstrip("\r\n")).encode("utf-8", "surrogateescape"))

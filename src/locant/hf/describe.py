@@ -26,13 +26,15 @@ HOST_BEYOND = {"table": "an error", "weight": "an error", "rotary": "defined", "
 class LayerDescription:
     """One attention module. ``parameters``: numbers that its encoding holds; ``shared``: whether other layers use them.
 
-    ``trained_length``: tokens the encoding was built for; ``max_length``: the longest input it serves (None: any).
+    ``built_length``: tokens the encoding was built for; ``trained_length``: the longest input seen in training while it
+    was attached (None: none was seen); ``max_length``: the longest input it serves (None: any).
     """
 
     layer: int
     name: str
     parameters: int
     shared: str
+    built_length: int | None
     trained_length: int | None
     max_length: int | None
     beyond: str
@@ -78,7 +80,7 @@ def describe(model: nn.Module) -> Description:
 
 def _attached(path: str, module: nn.Module, attachment: Attachment) -> StackDescription:
     own = tuple(f"{KINDS[kind]} ({where})" for kind, where in attachment.own)
-    trained = attachment.spec.sizes["max_length"]
+    built, trained = attachment.spec.sizes["max_length"], attachment.longest_trained or None
     layers = attachment.layers()
     return StackDescription(
         path=path,
@@ -91,7 +93,7 @@ def _attached(path: str, module: nn.Module, attachment: Attachment) -> StackDesc
         switched_off=() if attachment.spec.keep_absolute else own,
         layers=tuple(
             LayerDescription(
-                i, _name(attachment, i), _numel(e), _shared(e, i, layers), trained, e.max_length, _beyond(e)
+                i, _name(attachment, i), _numel(e), _shared(e, i, layers), built, trained, e.max_length, _beyond(e)
             )
             for i, e in enumerate(layers)
         ),
@@ -135,7 +137,7 @@ def _host(site: Site) -> StackDescription:
     count = sum(p.numel() for name, p in site.module.named_parameters() if _is_own(site, name))
     beyond = "; ".join(dict.fromkeys(HOST_BEYOND[kind] for kind in kinds))
     name = "+".join(dict.fromkeys(f"{KINDS[kind]} of the host" for kind in kinds)) or "none"
-    trained = host_sizes(site)["max_length"]
+    built = host_sizes(site)["max_length"]
     return StackDescription(
         path=site.path,
         model=type(site.module).__name__,
@@ -146,7 +148,7 @@ def _host(site: Site) -> StackDescription:
         host=own,
         switched_off=(),
         layers=tuple(
-            LayerDescription(i, name, count, "yes" if kinds else "no", trained, limit, beyond or BEYOND["defined"])
+            LayerDescription(i, name, count, "yes" if kinds else "no", built, None, limit, beyond or BEYOND["defined"])
             for i in range(len(site.attention))
         ),
     )
@@ -157,7 +159,7 @@ def _table(stack: StackDescription) -> str:
     head = f"{stack.path or 'model'} ({stack.model}, {stack.family}): {state}, backend {stack.backend}"
     off = ", ".join(stack.switched_off) or "nothing"
     kept = ", ".join(name for name in stack.host if name not in stack.switched_off) or "nothing"
-    rows = [("layer", "encoding", "parameters", "shared", "trained", "limit", "beyond the trained length")]
+    rows = [("layer", "encoding", "parameters", "shared", "built for", "trained", "limit", "past what it is built for")]
     for layer in stack.layers:
         limit = "none" if layer.max_length is None else f"{layer.max_length}"
         rows.append(
@@ -166,7 +168,8 @@ def _table(stack: StackDescription) -> str:
                 layer.name,
                 f"{layer.parameters:,}",
                 layer.shared,
-                f"{layer.trained_length}",
+                f"{layer.built_length}",
+                f"{layer.trained_length or ('none seen' if stack.attached else '-')}",
                 limit,
                 layer.beyond,
             )

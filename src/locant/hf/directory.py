@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 import torch
 
-from locant.encoding import load
-from locant.hf.checkpoint import RECORD, TENSORS, recorded_stacks
+from locant.encoding import SIZES, Encoding, load, option_names
+from locant.hf.checkpoint import read_json
 from locant.hf.interface import NAME
 from locant.hf.legacy_families import ENCODINGS, VERSION4
 from locant.hf.pretrained import ADDED, OLD_TABLE
-from locant.hf.weights import weight_files, weight_shapes
+from locant.hf.record import RECORD, TENSORS, check_mark, is_record, recorded_stacks
+from locant.hf.weights import mark_of, weight_files, weight_shapes
 
 Kind = Literal["plain", "attached", "encoding", "legacy", "half-converted"]
 
@@ -46,19 +47,22 @@ def inspect_directory(directory: str | os.PathLike[str]) -> Directory:
     if not (folder / "config.json").is_file():
         return _encoding_only(folder)
     config = read_config(folder)
-    shapes = weight_shapes(weight_files(folder))
+    files = weight_files(folder)
+    shapes = weight_shapes(files)
+    marks = {file.name: mark_of(file) for file in files if file.suffix == ".safetensors"}
     added = [n for n in shapes if ADDED.match(n)]
     asked = dict(relative_types(config))
     could = bool(asked) or any(kind in VERSION4 for kind in _model_types(config))  # v5 classes have such tables, too
     tables = [n for n in shapes if could and n.endswith(OLD_TABLE)]
     where = str(folder)
-    if NAME in config:
-        return _recorded(where, config[NAME], added, tables, asked)
-    if added:
+    if is_record(config.get(NAME)):
+        return _recorded(where, config[NAME], marks, added, tables, asked)
+    if added or any(marks.values()):
+        told = f"{len(added)} tensors of an attached encoding ({added[0]}, ...)" if added else "marks of an encoding"
         return Directory(
             where,
             "half-converted",
-            f"{len(added)} tensors of an attached encoding ({added[0]}, ...) but no record of one in config.json",
+            f"{told} but no record of one in config.json",
             "save it again with save_pretrained while locant.hf is imported",
         )
     return _version4(where, asked, tables)
@@ -102,15 +106,25 @@ def _encoding_only(folder: Path) -> Directory:
             f"inspect_directory: {folder} holds {found or 'nothing'}, needed a config.json or {RECORD}; give the "
             "folder of a saved model"
         )
-    names = _names(recorded_stacks(json.loads((folder / RECORD).read_text(encoding="utf-8")), f"{folder / RECORD}"))
-    missing = "" if (folder / TENSORS).is_file() else f", but {TENSORS} is missing"
-    return Directory(
-        str(folder),
-        "half-converted" if missing else "encoding",
-        f"{RECORD} of {', '.join(names)} without a model{missing}",
-        "load the base model, then locant.hf.load(model, folder)",
-        names,
-    )
+    record = read_json(folder / RECORD)
+    names = _names(recorded_stacks(record, f"inspect_directory: {folder / RECORD}"))
+    told = f"{RECORD} of {', '.join(names)} without a model"
+    if not (folder / TENSORS).is_file():
+        return Directory(str(folder), "half-converted", f"{told}, but {TENSORS} is missing", "copy it again", names)
+    unlike = _unlike({TENSORS: mark_of(folder / TENSORS)}, record)
+    if unlike:
+        return Directory(str(folder), "half-converted", unlike, "copy or save it again", names)
+    return Directory(str(folder), "encoding", told, "load the base model, then locant.hf.load(model, folder)", names)
+
+
+def _unlike(marks: dict[str, str | None], record: Any) -> str:
+    """Which weights do not belong to a record, and why; empty where all do."""
+    for name, mark in marks.items():
+        try:
+            check_mark(name, mark, record)
+        except ValueError as error:
+            return str(error)
+    return ""
 
 
 def _names(stacks: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -118,8 +132,15 @@ def _names(stacks: list[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in each for name in names))
 
 
-def _recorded(where: str, record: Any, added: list[str], tables: list[str], asked: dict[str, str]) -> Directory:
-    if isinstance(record, dict) and "refused" in record:
+def _recorded(
+    where: str,
+    record: Any,
+    marks: dict[str, str | None],
+    added: list[str],
+    tables: list[str],
+    asked: dict[str, str],
+) -> Directory:
+    if "refused" in record:
         return Directory(
             where, "half-converted", f"its encoding cannot be attached again: {record['refused']}", "attach by name"
         )
@@ -135,22 +156,10 @@ def _recorded(where: str, record: Any, added: list[str], tables: list[str], aske
         return Directory(
             where, "half-converted", f"{told} beside {old}", "convert the original with locant convert-legacy", names
         )
-    if not added and any(_has_parameters(stack) for stack in stacks):
-        return Directory(
-            where,
-            "half-converted",
-            f"{told} but no tensor of an encoding is there",
-            "save it again from the attached model",
-            names,
-        )
-    if added and not any(_has_parameters(stack) for stack in stacks):
-        return Directory(
-            where,
-            "half-converted",
-            f"{told}, which has no tensors, beside {len(added)} of another encoding ({added[0]}, ...)",
-            "save it again from the attached model",
-            names,
-        )
+    unlike = _unlike(marks, record)
+    reason = _disagreement(stacks, added) or (unlike and f", but {unlike}")
+    if reason:
+        return Directory(where, "half-converted", f"{told}{reason}", "save it again from the attached model", names)
     return Directory(
         where,
         "attached",
@@ -160,11 +169,33 @@ def _recorded(where: str, record: Any, added: list[str], tables: list[str], aske
     )
 
 
+def _disagreement(stacks: list[dict[str, Any]], added: list[str]) -> str:
+    """How what a record asks for and the tensors that are there tell different stories; empty where they do not."""
+    try:
+        needed = any(_has_parameters(stack) for stack in stacks)
+    except Exception as error:  # whatever a broken record brings about
+        return f", which cannot be built here: {error}"
+    if needed and not added:
+        return " but no tensor of an encoding is there"
+    if added and not needed:
+        return f", which has no tensors, beside {len(added)} of another encoding ({added[0]}, ...)"
+    return ""
+
+
 def _has_parameters(stack: dict[str, Any]) -> bool:
-    sizes = {**stack["sizes"], **stack["options"]}
     names = stack["encoding"] if isinstance(stack["encoding"], list) else [stack["encoding"]]
+    given = {**stack["sizes"], **stack["options"]}
+    used = {option for name in names for part in name.split("+") for option in option_names(part.strip())}
+    unknown = sorted(given.keys() - used - set(SIZES))
+    if unknown:
+        raise ValueError(f"{', '.join(names)}: no part takes the option {unknown[0]!r}={given[unknown[0]]!r}")
     with torch.device("meta"):
-        return any(True for name in names for _ in load(name, **sizes).parameters())
+        return any(True for name in names for _ in _built(name, given).parameters())
+
+
+def _built(name: str, given: dict[str, Any]) -> Encoding:
+    taken = {*SIZES, *(option for part in name.split("+") for option in option_names(part.strip()))}
+    return load(name, **{option: value for option, value in given.items() if option in taken})
 
 
 def _version4(where: str, asked: dict[str, str], tables: list[str]) -> Directory:

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import transformers
@@ -64,15 +65,15 @@ def diagnose(model: nn.Module | str | os.PathLike[str], *, length: int | None = 
     """
     with _quiet():
         if isinstance(model, nn.Module):
-            return _examine(model, _dropped(model), stated_lengths(None, length))
+            return _examine(model, _dropped(model), None, length)
         folder = folder_of(model)
         loaded, findings = open_folder(folder)
         if loaded is None:
             return Diagnosis(str(folder), "not loaded", tuple(findings))
-        return _examine(loaded, findings, stated_lengths(folder, length))
+        return _examine(loaded, findings, folder, length)
 
 
-def _examine(model: nn.Module, findings: list[Finding], stated: dict[str, int]) -> Diagnosis:
+def _examine(model: nn.Module, findings: list[Finding], folder: Path | None, length: int | None) -> Diagnosis:
     findings = [*findings, constants(model)]
     if not any(tensor.is_meta for _, _, tensor in held_tensors(model)):
         exact = exact_copy(model)
@@ -82,7 +83,7 @@ def _examine(model: nn.Module, findings: list[Finding], stated: dict[str, int]) 
         for probe in stacks:
             findings += _probed(exact, model, probe, tokens, limit)
         findings += _tried("save and load", lambda: saving(model, tokens))
-    findings += _tried("length in use", lambda: trained_length(model, stated))
+    findings += _tried("length in use", lambda: trained_length(model, stated_lengths(folder, length)))
     return Diagnosis(type(model).__name__, _encoding(model), tuple(findings))
 
 

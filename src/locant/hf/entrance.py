@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,7 +97,8 @@ def positions_of(arguments: dict[str, Any], at: Arrival, trained: int) -> Positi
     if documents is not None:
         return _packed(ids, documents, at, trained)
     if ids is not None:
-        return _explicit(ids, mask, at, trained)
+        alone = arguments.get("attention_mask") is None  # a mask, of whatever form, decides who sees whom
+        return _explicit(ids, mask, at, trained, packed=alone)
     if mask is not None and not _plain_mask(mask, at):
         return _counted(mask, at)
     return _in_order(at) if _stored(at) is None else _explicit(_next(at), mask, at, trained)
@@ -206,9 +208,14 @@ def _unwritten(positions: Positions, at: Arrival) -> Positions:
     )
 
 
-def _explicit(ids: Tensor, mask: Tensor | None, at: Arrival, trained: int) -> Positions:
-    """Explicit ids; those of the past come with the cache, or are counted over the mask."""
+def _explicit(ids: Tensor, mask: Tensor | None, at: Arrival, trained: int, packed: bool = False) -> Positions:
+    """Explicit ids; those of the past come with the cache, or are counted over the mask.
+
+    ``packed``: ids that restart are documents.
+    """
     ids = ids if ids.dim() == 2 else ids[None]
+    if at.fresh and mask is not None:
+        _warn_of_restarts(ids, mask)
     past = _stored(at)
     if past is None and readable(ids) and isinstance(at.past, int) and (mask is None or _plain_mask(mask, at)):
         in_order = torch.arange(at.past, at.past + at.new, device=ids.device)
@@ -231,9 +238,24 @@ def _explicit(ids: Tensor, mask: Tensor | None, at: Arrival, trained: int) -> Po
         _store(at, key)
     length = None if readable(ids) else max(at.keys, trained)
     positions = Positions.from_ids(ids, key, length=length)
-    if at.fresh and mask is None:
+    if at.fresh and packed:
         positions = _restarts(positions)
     return _unwritten(positions, at)
+
+
+def _warn_of_restarts(ids: Tensor, mask: Tensor) -> None:
+    """Beside a mask [B J], ids that restart among real tokens look like packed documents, which it does not part."""
+    if not (readable(ids) and readable(mask)) or ids.shape[-1] < 2:
+        return
+    real = mask[:, : ids.shape[-1]].bool()
+    restart = (ids[:, 1:] == 0) & (ids[:, :-1] != 0) & real[:, 1:] & real[:, :-1]
+    if bool(restart.any()):
+        first = int(restart.any(0).nonzero()[0, 0]) + 1
+        warnings.warn(
+            f"attach: position_ids restart at token {first} beside an attention_mask, so it and the tokens before it "
+            "see each other (as in transformers); for packed documents leave out the mask, or pass document_ids",
+            stacklevel=2,
+        )
 
 
 def _restarts(positions: Positions) -> Positions:

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from locant.encoding import SIZES, Encoding, Stack, option_names
-from locant.hf.attach import give_own_configs
-from locant.hf.attachment import Attachment, attachments
+from locant.hf.attachment import Attachment, Nothing, attachments
 from locant.hf.build import FIELDS, build, spare_rows, table_rows
+from locant.hf.configs import configs_of, give_own_configs
 from locant.hf.families import Site, find_sites, size
 from locant.hf.guard import guard_site
 from locant.hf.reach import reach
 from locant.hf.resample import check_rule, resampled, stretch
 
 Model = TypeVar("Model", bound=nn.Module)
-Change = Callable[[], None]
+Change = Callable[[list[Any]], None]  # given the configs that tell about the stack
 LENGTH_FIELD = "max_position_embeddings"  # other names of it are mapped by the configs themselves
 
 
@@ -39,7 +39,7 @@ def extend(model: Model, length: int, rule: str = "interpolate", *, theta: float
     are divided) or ``fit`` (the base is raised so that the slowest wave turns no further than it did); ``theta`` sets
     the base instead. Buffers, ``config.max_position_embeddings`` and inverse frequencies follow at once; the config is
     a copy. Hosts with a table refuse longer input from here on, before any kernel (see `locant.hf.guard`). An optimizer
-    made before holds the old rows: make a new one.
+    made before holds the old rows: make a new one. Give the whole model: a part cannot reach the config of its whole.
     Raises: ValueError for an unknown rule, a shorter length, a rule without meaning for what is there, an encoding
     that was attached as an object, and where nothing limits the length.
     """
@@ -50,15 +50,17 @@ def extend(model: Model, length: int, rule: str = "interpolate", *, theta: float
         raise ValueError(f"extend: theta={theta} gives no wavelengths; give theta > 0, such as 500000")
     there = {path: attachment for path, _, attachment in attachments(model)}
     sites = find_sites(model)
-    plans = [plan for site in sites for plan in _plans(site, there.get(site.path), length, rule, theta)]
+    plans = [(site, plan) for site in sites for plan in _plans(site, there.get(site.path), length, rule, theta)]
     if not plans:
         raise ValueError(
             f"extend: nothing limits the length of {type(model).__name__} ({_what(sites, there)} is defined at any "
             "length); use it as it is"
         )
+    for site, _ in plans:
+        configs_of(model, site)  # refuses what it cannot tell before anything is touched
     give_own_configs(model, sites)
-    for change in plans:
-        change()
+    for site, change in plans:
+        change(configs_of(model, site))
     return model
 
 
@@ -106,13 +108,14 @@ def _table_plan(site: Site, there: Attachment | None, length: int, rule: str) ->
     buffers = dict(_longer_buffers(above, old, len(rows)))
     told = size(getattr(site.module, "config", None), FIELDS["max_length"])
 
-    def change() -> None:
+    def change(configs: list[Any]) -> None:
         table.weight = nn.Parameter(rows, requires_grad=table.weight.requires_grad)
         table.num_embeddings = len(rows)
         for name, buffer in buffers.items():
             above._buffers[name] = buffer
         if told is not None:
-            setattr(site.module.config, LENGTH_FIELD, told + len(rows) - old)
+            for config in configs:
+                setattr(config, LENGTH_FIELD, told + len(rows) - old)
         if there is not None:
             there.kept_rows = len(rows)
         guard_site(site)
@@ -156,12 +159,12 @@ def _rotary_plan(site: Site, path: str, length: int, rule: str, theta: float | N
     if scale.factor != 1:
         fresh.update(rope_type="linear", factor=scale.factor)
 
-    def change() -> None:
+    def change(configs: list[Any]) -> None:
         above, _, name = path.rpartition(".")
-        own: Any = site.module.config
-        own.rope_parameters = fresh
-        setattr(own, LENGTH_FIELD, length)
-        rebuilt = type(old)(own).to(old.inv_freq.device).train(old.training)
+        for each in configs:
+            each.rope_parameters = dict(fresh)
+            setattr(each, LENGTH_FIELD, length)
+        rebuilt = type(old)(site.module.config).to(old.inv_freq.device).train(old.training)
         site.module.get_submodule(above)._modules[name] = rebuilt
 
     return change
@@ -218,7 +221,7 @@ def _attached_plans(site: Site, there: Attachment, length: int, rule: str, theta
         )
     if spec.encoding is None:
         raise ValueError(
-            f"extend: {there.stack.name} was attached as an object, which cannot be built anew; attach it by name"
+            f"extend: {there.stack.name} was attached as an object, which cannot be built anew; {spec.remedy}"
         )
     options["max_length"] = length
     sizes = {**spec.sizes, "max_length": length}
@@ -227,7 +230,7 @@ def _attached_plans(site: Site, there: Attachment, length: int, rule: str, theta
         built = build(site, spec.encoding, spec.share_layers, sizes, chosen, "model_dim" in spec.options)
     grown = _fill(there.stack, built, rule)
     if grown or rotary:
-        yield lambda: _serve(there, built, replace(spec, options=options, sizes=sizes))
+        yield lambda configs: _serve(site, there, built, replace(spec, options=options, sizes=sizes))
 
 
 def _fill(old: Stack, new: Stack, rule: str) -> bool:
@@ -251,6 +254,9 @@ def _fill_part(part: Encoding, fresh: Encoding, rule: str) -> bool:
     return grown
 
 
-def _serve(there: Attachment, built: Stack, spec: Any) -> None:
+def _serve(site: Site, there: Attachment, built: Stack, spec: Any) -> None:
     there.serve(built)
     there.spec = spec
+    for stand_in in (site.module.get_submodule(held.path) for held in there.held if held.kind == "table"):
+        if isinstance(stand_in, Nothing):
+            stand_in.rows = spec.sizes["max_length"]

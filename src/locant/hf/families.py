@@ -251,7 +251,7 @@ def _generic_site(
         bias=BIAS_NAME if biases else None,
     )
     own += tuple(("bias", f"{p}.{BIAS_NAME}") for p in biases)
-    between = dict.fromkeys(p for a, _ in attention for p in (a, *_above(a)) if below(p, runner or ""))
+    between = dict.fromkeys(p for a, _ in attention for p in (a, *paths_above(a)) if below(p, runner or ""))
     links = (module.get_submodule(p) for p in between)
     handed = all(hands_on(link) for link in links if not isinstance(link, (nn.ModuleList, nn.ModuleDict)))
     return Site(path, module, family, attention, runner is None, own, runner, layers, handed)
@@ -311,7 +311,7 @@ def _depth(path: str | None) -> int:
     return len(path.split(".")) if path else 0
 
 
-def _above(path: str) -> Iterator[str]:
+def paths_above(path: str) -> Iterator[str]:
     """The paths above one, nearest first."""
     while path:
         path = path.rpartition(".")[0]
@@ -320,7 +320,7 @@ def _above(path: str) -> Iterator[str]:
 
 def _token_home(path: str, modules: dict[str, nn.Module]) -> str | None:
     """The nearest stack above an attention module that embeds tokens."""
-    for above in _above(path):
+    for above in paths_above(path):
         module = modules[above]
         if is_tower(module):
             return None
@@ -332,7 +332,7 @@ def _token_home(path: str, modules: dict[str, nn.Module]) -> str | None:
 def _layer(path: str, modules: dict[str, nn.Module]) -> str:
     """The layer an attention module belongs to: the element of the nearest list above it."""
     inner = path
-    for above in _above(path):
+    for above in paths_above(path):
         if isinstance(modules[above], (nn.ModuleList, nn.Sequential)):
             return inner
         inner = above
@@ -342,13 +342,13 @@ def _layer(path: str, modules: dict[str, nn.Module]) -> str:
 def _runner(path: str, modules: dict[str, nn.Module]) -> str | None:
     """The module whose forward runs the list of layers that an attention module belongs to."""
     layer = _layer(path, modules)
-    return next((p for p in _above(layer) if not isinstance(modules[p], (nn.ModuleList, nn.Sequential))), None)
+    return next((p for p in paths_above(layer) if not isinstance(modules[p], (nn.ModuleList, nn.Sequential))), None)
 
 
 def _home(runner: str, others: list[str], modules: dict[str, nn.Module]) -> str:
     """The model around a runner of layers that brings positions, if it runs no others; else the nearest model."""
     around: list[str] = []
-    for path in (runner, *_above(runner)):
+    for path in (runner, *paths_above(runner)):
         if any(below(other, path) for other in others):
             break
         if hasattr(modules[path], "get_input_embeddings"):

@@ -15,6 +15,7 @@ from locant.positions import Positions
 from locant.terms import Operands, PairBias, Term
 
 Model = TypeVar("Model", bound=nn.Module)
+REMEDY = "it was folded for serving, so do this before folding; detach, and attach or load it again"
 
 
 class Folded(Encoding):
@@ -29,13 +30,21 @@ class Folded(Encoding):
         super().__init__()
         self.name, self.paper, self.logit_factor = f"{part.name} (folded)", part.paper, part.logit_factor
         self.properties = replace(part.properties, beyond_range="raise", neutral=None)
-        self.max_length = length
+        self.max_length = self.folded_length = length
         device = next((t.device for t in (*part.parameters(), *part.buffers())), None)
         outside, inside = biases(part, Positions.arange(length, device=device))
         self.register_buffer("bias", outside)
         self.register_buffer("scaled_bias", inside)
 
     paper: Paper  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def check_length(self, positions: Positions) -> None:
+        """Raise a ValueError where the positions reach past the constant."""
+        if positions.length > self.folded_length:
+            raise ValueError(
+                f"{self.name}: positions reach {positions.length} but it was folded for {self.folded_length}; truncate "
+                f"to {self.folded_length} tokens, or attach it again and call locant.hf.fold(model, {positions.length})"
+            )
 
     def pairs(self, bias: Float[Tensor, "H N N"], positions: Positions) -> Float[Tensor, "... I J"]:
         """The bias of the pairs at hand."""
@@ -111,7 +120,7 @@ def fold(model: Model, length: int) -> Model:
     stacks = [_folded(attachment.stack, length) for _, _, attachment in found]
     for (_, _, attachment), stack in zip(found, stacks, strict=True):
         attachment.serve(stack)
-        attachment.spec = replace(attachment.spec, encoding=None)
+        attachment.spec = replace(attachment.spec, encoding=None, remedy=REMEDY)
     return model
 
 

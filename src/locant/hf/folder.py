@@ -60,8 +60,9 @@ def open_folder(folder: Path) -> tuple[nn.Module | None, list[Finding]]:
     try:
         with torch.random.fork_rng(devices=[]):
             model, info = kind.from_pretrained(str(folder), local_files_only=True, output_loading_info=True)
-    except OSError as error:
-        raise _no_model(folder, error) from error
+    except Exception as error:  # whatever a folder under examination brings about is a finding
+        told = f"not loaded: {' '.join(str(error).split()) or type(error).__name__}"
+        return None, [first, Finding("weights", "FAULT", told, "copy or save it again")]
     return model.eval(), [first, _weights(model, info)]
 
 

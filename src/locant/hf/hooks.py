@@ -6,7 +6,7 @@ Hooks are plain functions and read everything from the module they run on, so th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,20 +91,29 @@ def clear(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             layer.__dict__["locant_route"] = None
 
 
-@functools.cache
-def direct(kind: type[nn.Module]) -> Callable[..., Any]:
-    """The forward of a stack's class for those who call it by name, past the hooks (sentence-transformers does)."""
+class Direct:
+    """The forward of a stack for those who call it by name, past the hooks (sentence-transformers does).
 
-    @functools.wraps(kind.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    An object, since a bound method would come out of a pickle as that of the class.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(functools.partial(type(self.module).forward, self.module))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the class computes, with positions."""
+        module: Any = self.module
+        forward = type(module).forward
         if NAME in kwargs:
-            return kind.forward(self, *args, **kwargs)
-        args, kwargs = enter(self, args, kwargs)
-        output = kind.forward(self, *args, **kwargs)
-        leave(self, args, kwargs, output)
+            return forward(module, *args, **kwargs)
+        args, kwargs = enter(module, args, kwargs)
+        output = forward(module, *args, **kwargs)
+        leave(module, args, kwargs, output)
         return output
-
-    return forward
 
 
 def _check_kernel(module: nn.Module, attachment: Attachment) -> None:

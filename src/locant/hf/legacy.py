@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,15 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from locant.hf.attachment import attachments
-from locant.hf.card import write_card
-from locant.hf.checkpoint import attach_recorded, put, record_of
+from locant.hf.checkpoint import attach_recorded
 from locant.hf.directory import inspect_directory, read_config
 from locant.hf.families import Site, calls_interface, find_sites
 from locant.hf.interface import NAME
 from locant.hf.legacy_families import ENCODINGS, VERSION4, Version4
 from locant.hf.pretrained import OLD_TABLE, nearest
+from locant.hf.record import record_of
 from locant.hf.weights import FILES, read_weights, weight_files
+from locant.hf.writing import replacing
 
 HUB = ("cache_dir", "force_download", "local_files_only", "revision", "token")  # where files are fetched from
 ASKED = "_locant_version4"  # on a config while it is converted: what position_embedding_type was
@@ -68,9 +68,12 @@ def from_legacy(path_or_id: str | os.PathLike[str], auto_class: str = "AutoModel
     if implementation is not None:
         kwargs["attn_implementation"] = implementation
     kwargs.update(given or {"dtype": next(t.dtype for t in state.values() if t.is_floating_point())})
-    kwargs.update(config=config, state_dict=state, output_loading_info=True)
+    resized = kwargs.pop("ignore_mismatched_sizes", False)
+    kwargs.update(config=config, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True)
     cls: Any = type(skeleton)
     model, told = cls.from_pretrained(None, **kwargs)
+    if not resized:
+        _check_shapes(source, told["mismatched_keys"])
     _check_complete(source, model, set(told["missing_keys"]))
     model.config.name_or_path = str(path_or_id)
     if model.can_generate() and (source / "generation_config.json").is_file():
@@ -91,19 +94,17 @@ def convert_legacy(
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ValueError(f"convert_legacy: {target} is there already; give a new or an empty folder")
     source = _fetch(path_or_id, {name: kwargs.pop(name) for name in HUB if name in kwargs})
+    if target.resolve().is_relative_to(source.resolve()):
+        raise ValueError(
+            f"convert_legacy: {target} is within {source}, whose files are copied there; give a folder elsewhere"
+        )
     _check(source)
     if auto_class is None:
         auto_class = next(iter(read_config(source).get("architectures") or ["AutoModel"]))
     model = from_legacy(source, auto_class, **kwargs)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with replacing(target) as fresh:
         _copy_others(source, fresh)
         model.save_pretrained(fresh)
-        write_card(model, fresh)
-        put(fresh, target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return target
 
 
@@ -247,7 +248,7 @@ def _attach(
             f"from_legacy: {type(skeleton).__name__} has no stack of layers that locant could give the relative "
             f"positions of {types}{told}; load it with transformers 4.56"
         )
-    attach_recorded(skeleton, entries, len(entries) == len(sites))
+    attach_recorded(f"from_legacy: {source}", skeleton, entries, len(entries) == len(sites))
     return rows
 
 
@@ -287,6 +288,14 @@ def _converted(
             f"{type(skeleton).__name__}; config.json and weights do not belong together, or another class is meant"
         )
     return state
+
+
+def _check_shapes(source: Path, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
+    for name, have, need in sorted(mismatched, key=lambda item: item[0]):
+        raise ValueError(
+            f"from_legacy: {name} of {source} has shape {tuple(have)} but config.json asks for {tuple(need)}; config "
+            "and weights do not belong together (ignore_mismatched_sizes=True draws such weights anew)"
+        )
 
 
 def _check_complete(source: Path, model: PreTrainedModel, missing: set[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.hf.attachment import attachments
-from locant.hf.checkpoint import put
 from locant.hf.extend import capacity, extend
 from locant.hf.guard import guard
 from locant.hf.reach import reach
+from locant.hf.writing import replacing
 
 MASKED = 0.15  # of the tokens, in a masked language model
 IGNORED = -100
@@ -191,11 +189,6 @@ def extend_and_measure(
 def _write(model: Any, tokenizer: Any, length: int, out: Path) -> None:
     """The folder appears whole or not at all."""
     tokenizer.model_max_length = length
-    out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
+    with replacing(out) as fresh:
         model.save_pretrained(fresh)
         tokenizer.save_pretrained(fresh)
-        put(fresh, out)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)

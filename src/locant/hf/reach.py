@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -58,10 +59,17 @@ def stated_lengths(folder: Path | None, asked: int | None) -> dict[str, int]:
     for name, field in STATED.items():
         file = None if folder is None else folder / name
         if file is not None and file.is_file():
-            value = json.loads(file.read_text(encoding="utf-8")).get(field)
+            value = _field(file, field)
             if isinstance(value, int) and 0 < value < 10**9:
                 found[f"{name} ({field})"] = value
     return found
+
+
+def _field(file: Path, field: str) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8")).get(field)
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"diagnose: {file.name} is cut off or not JSON ({error}); copy it again") from error
 
 
 def trained_length(model: nn.Module, stated: dict[str, int]) -> Finding:

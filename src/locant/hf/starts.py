@@ -38,14 +38,15 @@ class LayerFit:
 
     ``explained``: 1 - |C e - C e'|^2 / |C e0 - C e'|^2, with e0 the logits of the attached model at the start (its
     encodings neutral where they have such a value); 1: the logits of the host, 0: no better than the start, negative:
-    worse. None where the start already equals the host. ``lost``: root mean square of C e0 - C e', in logits.
+    worse. None where the start already equals the host. ``lost``: root mean square of C e0 - C e', in logits. Both are
+    None where nothing was held out.
     """
 
     path: str
     layer: int
     name: str
     explained: float | None
-    lost: float
+    lost: float | None
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,15 @@ class FitReport:
 
     def __str__(self) -> str:
         """A line for each layer."""
+        if not self.held_out:
+            return (
+                f"fitted to {self.inputs}: {self.sequences} sequences, too few to hold one out, so nothing was "
+                f"measured; give {HELD_OUT} or more"
+            )
         head = f"fitted to {self.inputs}: {self.sequences} sequences, measured on {self.held_out} others"
         lines = [
             f"{fit.path or 'model'} layer {fit.layer}  {fit.name}  explained "
-            f"{'-' if fit.explained is None else f'{fit.explained:.3f}'} of {fit.lost:.3f} (rms, logits)"
+            f"{'-' if fit.explained is None else f'{fit.explained:.3f}'} of {fit.lost or 0:.3f} (rms, logits)"
             for fit in self.layers
         ]
         return "\n".join([head, *lines])
@@ -170,7 +176,13 @@ def given_inputs(inputs: Any) -> Inputs:
 
     def run(model: nn.Module) -> None:
         for batch in batches:
-            model(**batch)
+            try:
+                model(**batch)
+            except (ValueError, TypeError) as error:
+                raise ValueError(
+                    f"attach: {type(model).__name__} does not run on {', '.join(batch)} of fit_inputs ({error}); give "
+                    "batches with all that it takes (an encoder-decoder: decoder_input_ids, too)"
+                ) from error
 
     return Inputs("the given inputs", run)
 
@@ -371,7 +383,7 @@ def _measure(
             layer=index,
             name=attachment.layers()[index].name,
             explained=1 - left[index] / lost[index] if lost[index] > 1e-12 * count[index] else None,
-            lost=(lost[index] / max(count[index], 1)) ** 0.5,
+            lost=(lost[index] / count[index]) ** 0.5 if count[index] else None,
         )
         for index in sorted(lost)
     ]

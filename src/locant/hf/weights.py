@@ -13,6 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from locant.hf.interface import NAME
+
 FILES = (  # as transformers looks for them: the first that is there
     "model.safetensors",
     "model.safetensors.index.json",
@@ -68,6 +70,15 @@ def weight_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
         else:
             found |= {name: tuple(t.shape) for name, t in _from_torch(file, lambda name: True, "meta").items()}
     return found
+
+
+def mark_of(file: Path) -> str | None:
+    """What a safetensors file says under our name: the fingerprint of the record it belongs to. None without.
+
+    Raises: as `read_weights`.
+    """
+    with _opened(file) as tensors:
+        return (tensors.metadata() or {}).get(NAME)
 
 
 def _opened(file: Path) -> Any:
