@@ -205,9 +205,9 @@ def test_a_loss_that_is_not_finite_stops_its_run_and_keeps_the_others(text: Path
         def run(self, tasks):  # an amplitude that is infinite from the start
             import torch
 
-            from locant.compare import run
+            from locant.compare import masked_lm
 
-            build = run.build_bert
+            build = masked_lm.build_bert
 
             def broken(*arguments, **keywords):
                 built = build(*arguments, **keywords)
@@ -217,7 +217,7 @@ def test_a_loss_that_is_not_finite_stops_its_run_and_keeps_the_others(text: Path
                 return built
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(run, "build_bert", broken)
+                patch.setattr(masked_lm, "build_bert", broken)
                 yield from super().run(tasks)
 
     seen, watch = watcher()
@@ -234,21 +234,21 @@ def test_a_loss_that_is_not_finite_stops_its_run_and_keeps_the_others(text: Path
 def test_a_run_that_raises_is_reported_and_tried_again(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from locant.compare import run
+    from locant.compare import masked_lm
 
     recipe = read_recipe(table(text))
-    build = run.build_bert
+    build = masked_lm.build_bert
 
     def out_of_memory(size, vocab_size, length, encoding, seed, **options):
         if encoding.name == "none":
             raise RuntimeError("out of memory: tried to allocate 17 GB")
         return build(size, vocab_size, length, encoding, seed, **options)
 
-    monkeypatch.setattr(run, "build_bert", out_of_memory)
+    monkeypatch.setattr(masked_lm, "build_bert", out_of_memory)
     result = inline(recipe, tmp_path / "out")
     assert [(one.encoding, one.status) for one in result.runs] == [("none", "failed"), ("absolute", "done")]
     assert result.runs[0].reason == "RuntimeError: out of memory: tried to allocate 17 GB"
-    monkeypatch.setattr(run, "build_bert", build)
+    monkeypatch.setattr(masked_lm, "build_bert", build)
     assert [one.status for one in inline(recipe, tmp_path / "out").runs] == ["done", "done"]
 
 

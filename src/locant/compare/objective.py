@@ -1,14 +1,14 @@
 """What the runs of a comparison train and how they are scored: the `task` of a recipe. All else is shared machinery.
 
-A task makes data once for all runs, and from it a `Trial` for each encoding and seed: a built model that can be trained,
-scored and timed. Grid, resuming, measurement, tables and report know trials and no task.
+A task makes data once for all runs, and from it a `Trial` for each encoding and seed: a built model that can be
+trained, scored and timed. Grid, resuming, measurement, tables and report know trials and no task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from locant.compare.fields import near
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 OnStep = Callable[[int, float], bool | None]
 
 
+@runtime_checkable
 class Data(Protocol):
     """What a task made once for all runs; ``facts`` is written into the result table."""
 
@@ -30,6 +31,7 @@ class Data(Protocol):
         ...
 
 
+@runtime_checkable
 class Trial(Protocol):
     """One encoding from one seed: the model, its training and its scores."""
 
@@ -62,6 +64,7 @@ class Trial(Protocol):
         ...
 
 
+@runtime_checkable
 class Objective(Protocol):
     """One task, as a row: what it needs of a recipe, its data, its trials."""
 

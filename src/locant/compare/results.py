@@ -60,7 +60,7 @@ class LengthScore:
     """Validation at one window length; `reason` says why it cannot be had (a table with too few rows, a NaN loss)."""
 
     length: int  # tokens in a window
-    factor: float  # length / trained length
+    factor: float | int  # length / trained length
     loss: float | None  # nats per predicted token
     accuracy: float | None  # share of predicted tokens that are right, 0 to 1
     reason: str | None = None

@@ -22,8 +22,8 @@ NAME = "exact_match"
 class Generalization:
     """Exact match beyond the trained length, by problem and encoding, over seeds.
 
-    ``validation``, ``test``: 0 to 1; test is the mean over the lengths beyond the trained one. ``reciprocal_rank``: mean
-    over the problems that every encoding finished, by mean test score; 1 is the best everywhere.
+    ``validation``, ``test``: 0 to 1; test is the mean over the lengths beyond the trained one. ``reciprocal_rank``:
+    mean over the problems that every encoding finished, by mean test score; 1 is the best everywhere.
     """
 
     encodings: tuple[str, ...]
