@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import shutil
 import stat
 import subprocess
 import sys
@@ -341,6 +343,46 @@ def test_python_threads_share_nothing() -> None:
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: attention(q, q, q, backend="native"), range(40)))
     assert all(torch.equal(got, want) for got in results)
+
+
+# The kernel alone, under the eyes of sanitizers and valgrind
+
+
+def driver(folder: Path, *flags: str) -> Path:
+    """The kernel and `native_driver.cpp` as a program; skips where the compiler lacks what the flags ask for."""
+    target = folder / "driver"
+    command = [build.compiler(), "-std=c++17", "-g", *flags, f'-DSOURCE="{build.SOURCE}"']
+    command += [str(Path(__file__).with_name("native_driver.cpp")), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "cannot find -l" in done.stderr:
+        pytest.skip("no sanitizers here")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["native", "x86-64-v3", "x86-64"])
+def test_sanitizers_find_nothing(tmp_path: Path, target: str) -> None:
+    """Reads and writes beside a buffer, leaks, undefined behavior: in all kinds of calls, on every width of vectors."""
+    if platform.machine() != "x86_64" and target != "native":
+        pytest.skip("no x86 here")
+    flags = ("-O1", f"-march={target}", "-fopenmp", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    done = subprocess.run([driver(tmp_path, *flags), "3"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[:3000]
+    assert done.stdout == "1280 calls, 0 with numbers that are not finite\n"
+
+
+@pytest.mark.slow
+def test_valgrind_finds_nothing(tmp_path: Path) -> None:
+    """Also what is used before it was written. Valgrind knows no AVX-512, and takes long: every 7th call."""
+    if shutil.which("valgrind") is None or platform.machine() != "x86_64":
+        pytest.skip("no valgrind here")
+    program = driver(tmp_path, "-O2", "-march=x86-64-v3")
+    command = ["valgrind", "--error-exitcode=9", "--leak-check=full", "--show-leak-kinds=all", str(program), "1", "7"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "183 calls, 0 with numbers that are not finite\n"
+    assert "ERROR SUMMARY: 0 errors" in done.stderr and "no leaks are possible" in done.stderr, done.stderr[-3000:]
 
 
 # Building

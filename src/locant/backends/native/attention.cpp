@@ -427,6 +427,7 @@ struct Block {
     const Head& head;
     const Arguments& a;
     const Table *query = nullptr, *key = nullptr, *gate = nullptr, *value = nullptr;
+    bool kept;  // whether the content before scales is
     int64_t wide;
     Buffer q, low, tile, content, products, gated_left, gated_right, mass;
     int64_t i0 = 0, height = 0, tall = 0;        // queries of the block; in whole vectors
@@ -434,16 +435,18 @@ struct Block {
     int64_t base = 0;                            // offset of its first query and first key
     bool steady = true;                          // whether offsets are constant along its diagonals
     Side side = Side::band;                      // where it lies to the vector tables
-    int64_t low_row = 0, high_row = 0;           // columns of the query table (multiples of LANES) that may be needed
+    int64_t low_row = 0, high_row = 0;           // columns of a table (multiples of LANES) that may be needed
+    int64_t begin = 0, end = 0;                  // the same with margins: what of arrays [TILE wide] is in use
 
-    explicit Block(const Head& head)
+    Block(const Head& head, bool backward)
         : head(head),
           a(head.a),
+          kept(backward),
           wide(up(a.rows + 2 * MARGIN, LANES) + TILE),
           q(TILE * head.D),
           low(TILE * head.L),
           tile(TILE * TILE),
-          content(a.scales ? TILE * TILE : 0),
+          content(a.scales && backward ? TILE * TILE : 0),
           products(a.query ? TILE * wide : 0),
           gated_left(a.gate ? TILE * head.D : 0),
           gated_right(a.gate ? TILE * head.D : 0),
@@ -459,7 +462,7 @@ struct Block {
             read(a.low_query, head.b, head.h, i0 + i, 0, a.rank, 1.0f, low + i * head.L);
         needed();
         if (a.query) meet(q, head.D, *query, products);
-        if (a.value) std::memset(mass, 0, tall * wide * 4);
+        if (a.value) clear(mass);
         if (a.gate)
             for (int64_t i = 0; i < tall; ++i)
                 for (int64_t c = 0; c < head.D; c += LANES) {
@@ -475,6 +478,12 @@ struct Block {
         if (a.causal && !a.key_ids) last = std::min(last, MARGIN - a.left);
         low_row = std::min(std::max(first, MARGIN), MARGIN + a.rows - 1) / LANES * LANES;
         high_row = up(std::max(std::min(last + 1, MARGIN + a.rows), low_row + 1), LANES);
+        begin = std::max<int64_t>(low_row - MARGIN, 0);
+        end = high_row + MARGIN + TILE > MARGIN + a.rows ? wide : high_row + MARGIN + TILE;
+    }
+
+    void clear(float* gathered) const {
+        for (int64_t i = 0; i < tall; ++i) std::memset(gathered + i * wide + begin, 0, (end - begin) * 4);
     }
 
     // Go to the tile at key j; false where nothing of it is allowed.
@@ -516,8 +525,8 @@ struct Block {
         const int64_t first = std::max(low_row, MARGIN), last = std::min(high_row, MARGIN + a.rows) - 1;
         for (int64_t i = 0; i < tall; ++i) {
             float* row = to + i * wide;
-            std::fill(row, row + first, row[first]);
-            std::fill(row + last + 1, row + wide, row[last]);
+            std::fill(row + begin, row + first, row[first]);
+            std::fill(row + last + 1, row + end, row[last]);
         }
     }
 
@@ -552,8 +561,8 @@ struct Block {
         for (int64_t i = 0; i < tall; ++i) {
             float* row = gathered + i * wide;
             Vec under = all(0.0f), over = all(0.0f);
-            for (int64_t x = 0; x < first; x += LANES) under += load(row + x);
-            for (int64_t x = last + 1; x + LANES <= wide; x += LANES) {
+            for (int64_t x = begin; x < first; x += LANES) under += load(row + x);
+            for (int64_t x = last + 1; x + LANES <= end; x += LANES) {
                 over += load(row + x);
                 store(row + x, all(0.0f));
             }
@@ -652,12 +661,10 @@ struct Block {
 
     // The same where the content is to be changed before anything is added, or pairs are looked up one by one.
     void apart(float* s, const Starts& starts) {
-        if (scattered() && a.gate) gate_pairs(s);
-        else contents<false>(s, Starts());
-        if (a.scales) {
-            std::memcpy(content, s, TILE * TILE * 4);
-            scale(s);
-        }
+        float* to = a.scales && kept ? content.data : s;
+        if (scattered() && a.gate) gate_pairs(to);
+        else contents<false>(to, Starts());
+        if (a.scales) scale(to, s);
         for (int n = 0; n < starts.count; ++n)
             for (int64_t i = 0; i < tall; ++i) {
                 const float* from = starts.list[n].at + i * starts.list[n].row;
@@ -669,14 +676,16 @@ struct Block {
         else key_pairs(s);
     }
 
-    void scale(float* s) const {
+    void scale(const float* from, float* to) const {
         if (!steady) {
-            each([&](int64_t i, int64_t j) { s[i * TILE + j] *= head.scales[offset(i, j) - a.lowest + MARGIN]; });
+            each([&](int64_t i, int64_t j) {
+                to[i * TILE + j] = from[i * TILE + j] * head.scales[offset(i, j) - a.lowest + MARGIN];
+            });
             return;
         }
         for (int64_t i = 0; i < tall; ++i)
             for (int64_t j = 0; j < cols; j += LANES)
-                store(s + i * TILE + j, load(s + i * TILE + j) * load(head.scales + number(i, j)));
+                store(to + i * TILE + j, load(from + i * TILE + j) * load(head.scales + number(i, j)));
     }
 
     void gate_pairs(float* s) const {
@@ -784,7 +793,7 @@ struct Softmax {  // of each query of a block: running maximum, and sum in LANES
                 base[i] = next;
                 total[i] *= factor;
                 for (int64_t c = 0; c < width; c += LANES) store(out + i * width + c, load(out + i * width + c) * factor);
-                for (int64_t x = 0; mass && x < block.wide; ++x) mass[i * block.wide + x] *= factor;
+                for (int64_t x = block.begin; mass && x < block.end; ++x) mass[i * block.wide + x] *= factor;
             }
             const float low = base[i] == -INF ? 0.0f : base[i];
             Vec weights = total[i];
@@ -878,7 +887,7 @@ struct Backward {
         std::memset(g.dout, 0, TILE * E * 4);
         g.dq.clear();
         g.dlow.clear();
-        if (a.query) g.spread.clear();
+        if (a.query) block.clear(g.spread);
         for (int64_t i = 0; i < TILE; ++i) {
             delta[i] = 0.0f;
             const bool seen = i < block.height && a.lse[at + i] != INF;
@@ -914,7 +923,7 @@ struct Backward {
         }
         if (a.scales) {
             numbers(g.dscales, d, block.content);
-            block.scale(d);
+            block.scale(d, d);
         }
         if (!a.gate) {
             add_product(tall, D, cols, d, TILE, 1, head.k + j0 * D, D, g.dq, D);
@@ -1176,7 +1185,7 @@ void for_each(const Arguments& a, bool backward, const Work& work) {
         const int64_t thread = 0;
 #endif
         Head head(a, backward);
-        Block block(head);
+        Block block(head, backward);
         std::unique_ptr<Gradients> gradients;
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < tasks; ++task) {
