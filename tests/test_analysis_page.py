@@ -22,6 +22,7 @@ from locant.analysis.distance import by_distance, uniform_distance
 from locant.analysis.kernels import fit_kernels
 from locant.analysis.locality import locality, uniform_locality
 from locant.analysis.patterns import HeadPattern, LayerPatterns, Patterns
+from locant.analysis.phase_shift import shift_matrix
 from locant.analysis.translation_invariance import TranslationInvariance
 from locant.plots import (
     ONE_COLUMN,
@@ -30,6 +31,7 @@ from locant.plots import (
     invariance_over_training,
     similarity_of_positions,
     to_svg,
+    tuned_and_tested,
 )
 from locant.report import render_analysis, write_analysis_page
 from locant.report.analysis_data import SOURCES, pack, page_data, rounded
@@ -363,6 +365,15 @@ def test_a_run_has_its_course_in_figures_tables_numbers_and_on_the_page(run):
     data = page_data(run)["course"]
     assert data["steps"] == [0, 100, 200] and data["by"] == "measured attention" and data["heads"] == 6
     assert data["patterns"] == {"local": [0, 2, 3], "previous": [0, 0, 2], "whole": [6, 4, 1]}
+
+
+def test_the_matrix_of_shifts_is_drawn_as_it_is():
+    found = shift_matrix(lambda k, seed: (k, seed), lambda model, k: 0.5 - 0.01 * abs(model[0] - k), (0, 20), (0, 1))
+    figure = tuned_and_tested(found)
+    axes = figure.axes[0]
+    assert axes.images[0].get_array().tolist() == found.mean.tolist() and axes.get_ylabel() == "trained at shift"
+    assert [text.get_text() for text in axes.texts][:2] == ["0.500\n±0.000", "0.300\n±0.000"]
+    assert axes.get_title() == "mean of 2 seeds"
 
 
 def test_the_course_of_a_run_follows_the_step(tmp_path, run, llama):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -305,6 +307,71 @@ def test_the_window_is_what_all_models_serve(saved):
     assert [one.longest for one in loaded] == [ROWS, None]
     assert load.common_length(loaded) == ROWS and load.common_length(loaded[1:]) == 128
     assert loaded[0].name == "bert" and loaded[0].identity["parameters"] > 1000
+
+
+def write_gguf(path: Path) -> str:
+    """A llama of one layer as llama.cpp keeps it, with a byte-level tokenizer of a few words."""
+    import gguf
+
+    generator, width, heads, hidden, letters = numpy.random.default_rng(0), 16, 2, 24, "abcdefghijklmnopqrstuvwxyzĠ"
+    known = ["<|endoftext|>", *letters, *(f"Ġ{letter}" for letter in letters[:-1])]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(width)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(hidden)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(width // heads)
+    writer.add_vocab_size(len(known))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(known)
+    writer.add_token_types([3] + [1] * (len(known) - 1))
+    writer.add_token_merges([f"Ġ {letter}" for letter in letters[:-1]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    square, rows = (width, width), {"gate": (hidden, width), "up": (hidden, width), "down": (width, hidden)}
+    shapes = {"token_embd": (len(known), width), "output": (len(known), width)}
+    shapes |= {f"blk.0.attn_{name}": square for name in ("q", "k", "v", "output")}
+    shapes |= {f"blk.0.ffn_{name}": shape for name, shape in rows.items()}
+    shapes |= {name: (width,) for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", generator.normal(0, 0.3, shape).astype(numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def test_a_gguf_file_is_analyzed_and_its_rotations_are_relative(tmp_path):
+    file, out = write_gguf(tmp_path / "tiny.gguf"), tmp_path / "out"
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog did not " * 9, encoding="utf-8")
+    asked = ("--text", str(tmp_path / "text.txt"), "--length", "12", "--out", str(out))
+    result = run(file, "--only", "phase_shift,distance", *asked)
+    assert result.exit_code == 0, result.stderr
+    body = json.loads((out / "analysis.json").read_text(encoding="utf-8"))
+    assert body["model"]["name"] == "tiny" and body["model"]["positions"] == "rotations of queries and keys"
+    assert body["phase_shift"]["relative"] and body["phase_shift"]["control"]
+    assert body["phase_shift"]["perplexity"]["kind"] == "causal"
+    folder = run(str(tmp_path), *asked)
+    assert folder.exit_code == 2 and "holds tiny.gguf; give the path of the file" in folder.stderr
+
+
+def test_gguf_files_that_cannot_be_read_are_named(tmp_path, monkeypatch):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(ValueError, match=r"broken\.gguf' does not load: "):
+        load.load_model(broken)
+    file = write_gguf(tmp_path / "tiny.gguf")
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "free_memory", lambda: 1234)
+        with pytest.raises(ValueError, match=r"tiny\.gguf' take 0\.0 GB but 0\.0 GB are free; analyze a smaller model"):
+            load.load_model(file)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ValueError, match=r"tiny\.gguf' needs the package gguf to be read; pip install 'locant.gguf.'"):
+        load.load_model(file)
 
 
 def test_a_folder_without_a_tokenizer_is_named(saved, tmp_path):

@@ -91,7 +91,9 @@ def _load_gguf(path: Path) -> Loaded:
         model = AutoModelForCausalLM.from_pretrained(path.parent, dtype="float32", **where).eval()
         tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
     except ImportError as error:
-        raise ValueError(f"analyze: {str(path)!r} needs the package gguf to be read; pip install gguf") from error
+        raise ValueError(
+            f"analyze: {str(path)!r} needs the package gguf to be read; pip install 'locant[gguf]'"
+        ) from error
     except (OSError, KeyError, ValueError, IndexError) as error:
         raise error if str(error).startswith("analyze: ") else _unloadable(str(path), error) from error
     return Loaded(model, tokenizer, path.stem, read_model(model).trained_length)

@@ -249,7 +249,7 @@ def _accuracy(right: Tensor, groups: Sequence[str]) -> Accuracy:
     by_group = {name: right[:, [i for i, group in enumerate(groups) if group == name]].mean(1) for name in names}
     accuracy = torch.stack(list(by_group.values())).mean(0) if by_group else right.mean(1)
     delta = accuracy - accuracy[0]
-    return Accuracy(accuracy, by_group, right.shape[1], delta, float(-delta.min()))
+    return Accuracy(accuracy, by_group, right.shape[1], delta, float(0.0 - delta.min()))
 
 
 def phase_shift(
