@@ -1,0 +1,70 @@
+"""Positions in graphs: node and pair encodings, what they can tell apart, and a small graph transformer."""
+
+from locant.graphs.convert import Ign2To1, Ign2To2, NodeToPair, PairToNode, symmetric_pairs
+from locant.graphs.distances import (
+    PAIRS,
+    adjacency,
+    diffusion,
+    laplacian,
+    pair_encoding,
+    powers,
+    pseudoinverse,
+    resistance,
+    resistance_to_pseudoinverse,
+    shortest_path,
+    spectral,
+    spectrum,
+    squared_distance,
+)
+from locant.graphs.model import GraphModelConfig, GraphTransformer, without_positions
+from locant.graphs.nodes import (
+    SignInvariant,
+    StableEncoding,
+    flip_signs,
+    heat_kernel,
+    laplacian_eigenvectors,
+    pad_columns,
+    random_walk,
+)
+from locant.graphs.pairs import GaussianKernels, GraphBias, PairEncoder, graph_positions, stack_pairs
+from locant.graphs.weisfeiler_leman import classes, one_wl, refine, separates
+
+__all__ = [
+    "PAIRS",
+    "GaussianKernels",
+    "GraphBias",
+    "GraphModelConfig",
+    "GraphTransformer",
+    "Ign2To1",
+    "Ign2To2",
+    "NodeToPair",
+    "PairEncoder",
+    "PairToNode",
+    "SignInvariant",
+    "StableEncoding",
+    "adjacency",
+    "classes",
+    "diffusion",
+    "flip_signs",
+    "graph_positions",
+    "heat_kernel",
+    "laplacian",
+    "laplacian_eigenvectors",
+    "one_wl",
+    "pad_columns",
+    "pair_encoding",
+    "powers",
+    "pseudoinverse",
+    "random_walk",
+    "refine",
+    "resistance",
+    "resistance_to_pseudoinverse",
+    "separates",
+    "shortest_path",
+    "spectral",
+    "spectrum",
+    "squared_distance",
+    "stack_pairs",
+    "symmetric_pairs",
+    "without_positions",
+]
