@@ -13,6 +13,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -371,7 +372,10 @@ def test_the_matrix_of_shifts_is_drawn_as_it_is():
     found = shift_matrix(lambda k, seed: (k, seed), lambda model, k: 0.5 - 0.01 * abs(model[0] - k), (0, 20), (0, 1))
     figure = tuned_and_tested(found)
     axes = figure.axes[0]
-    assert axes.images[0].get_array().tolist() == found.mean.tolist() and axes.get_ylabel() == "trained at shift"
+    assert (
+        numpy.asarray(axes.images[0].get_array()).tolist() == found.mean.tolist()
+        and axes.get_ylabel() == "trained at shift"
+    )
     assert [text.get_text() for text in axes.texts][:2] == ["0.500\n±0.000", "0.300\n±0.000"]
     assert axes.get_title() == "mean of 2 seeds"
 
