@@ -10,7 +10,7 @@ from locant.encoding import Encoding, encoding_class
 
 ROOT = Path(__file__).resolve().parents[1]
 START, END = "<!-- encodings: written by make docs -->", "<!-- end -->"
-SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 32, "causal": False}
+SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 32}
 
 ACTS = {
     "prepare": "position ids",
@@ -27,10 +27,25 @@ BEYOND = {
 }
 
 
-def table(pages: str) -> str:
-    """Return the Markdown table of all encodings; `pages` is the way to their pages."""
-    lines = ["| Encoding | Paper | Acts on | Past the trained length |", "|---|---|---|---|"]
-    for name in locant.names():
+BEFORE = """
+Before an encoding, a transform moves the position ids that it reads: `"shape+absolute"`, `"randomized+rope"`.
+"""
+
+
+def tables(pages: str) -> str:
+    """Return the tables of all encodings and of all transforms; `pages` is the way to their pages."""
+    return "\n".join((table("Encoding", locant.names(), pages), BEFORE, table("Transform", transforms(), pages)))
+
+
+def transforms() -> list[str]:
+    """Return the names of the transforms."""
+    return locant.names("transforms")
+
+
+def table(title: str, names: list[str], pages: str) -> str:
+    """Return one Markdown table."""
+    lines = [f"| {title} | Paper | Acts on | Past the trained length |", "|---|---|---|---|"]
+    for name in names:
         encoding = locant.load(name, **SIZES)
         row = (
             f"[`{name}`]({pages}{name}.md)",
@@ -66,6 +81,9 @@ def page(name: str) -> str:
         "Unchanged when all ids shift": yes(claims.shift_invariant),
         "Symmetric": yes(claims.symmetric),
         "Past the trained length": BEYOND[claims.beyond_range],
+        "Serves encoders": yes(claims.bidirectional),
+        "Decodes with cached keys": yes(claims.cache_safe),
+        "Draws at random in training": yes(claims.draws),
         "Layers by default": "share one object" if claims.layers == "shared" else "each have their own",
         "Equals no encoding at": claims.neutral or "no parameter value",
         "Multiplies the logits by": f"{encoding.logit_factor:.4g}",
@@ -101,15 +119,15 @@ def readme(text: str) -> str:
     if text.count(START) != 1 or text.count(END) != 1:
         raise ValueError(f"docs: the README needs {START!r} and {END!r} once each, around the table of encodings")
     head, rest = text.split(START)
-    return f"{head}{START}\n{table('docs/encodings/')}\n{END}{rest.split(END)[1]}"
+    return f"{head}{START}\n{tables('docs/encodings/')}\n{END}{rest.split(END)[1]}"
 
 
 def render() -> dict[Path, str]:
     """Return the text of every generated file."""
     folder = ROOT / "docs" / "encodings"
-    files = {folder / f"{name}.md": page(name) for name in locant.names()}
+    files = {folder / f"{name}.md": page(name) for name in locant.names() + transforms()}
     files[folder / "README.md"] = (
-        f"# Encodings\n\nThese pages are written by `make docs` from the code.\n\n{table('')}\n"
+        f"# Encodings\n\nThese pages are written by `make docs` from the code.\n\n{tables('')}\n"
     )
     files[ROOT / "README.md"] = readme((ROOT / "README.md").read_text(encoding="utf-8"))
     return files

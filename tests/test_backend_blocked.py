@@ -32,11 +32,12 @@ from locant.terms import (
     Untied,
     WeightScale,
 )
+from tests.names import ENCODERS
 
 B, H, D, E = 2, 3, 8, 6
 SIZES = {"num_heads": H, "head_dim": D, "model_dim": 24, "max_length": 64}
 ENCODINGS = {
-    **{name: (name, {}) for name in locant.names()},
+    **{name: (name, {}) for name in ENCODERS},
     "shaw, clip, values": ("shaw", {"clip": 3, "values": True}),
     "shaw, no keys, per head": ("shaw", {"clip": 4, "keys": False, "values": True, "share_heads": False}),
     "shaw, tied, zero outside": ("shaw", {"clip": 2, "values": True, "tie_kv": True, "outside": "zero"}),

@@ -21,7 +21,7 @@ def test_list_has_a_line_for_each_encoding() -> None:
 
 def test_list_as_json_is_complete() -> None:
     rows = json.loads(RUNNER.invoke(app, ["list", "--json"]).stdout)
-    assert [row["name"] for row in rows] == locant.names()
+    assert [row["name"] for row in rows] == locant.names() + locant.names("transforms")
     tisa = next(row for row in rows if row["name"] == "tisa")
     assert tisa["parameters"]["amplitude"] == [5, 12]
     assert tisa["num_parameters"] == 3 * 5 * 12

@@ -40,6 +40,7 @@ from tests.hf_models import (
     stir,
     tokens,
 )
+from tests.names import ENCODERS
 
 VOCABULARY_SMALL = 11
 
@@ -88,7 +89,7 @@ def test_layer_zero_is_attention_with_the_terms_of_the_encoding(family: str, mon
     assert (got - want)[real].abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", locant.names())
+@pytest.mark.parametrize("name", ENCODERS)
 def test_attention_of_layer_zero_is_that_of_the_core(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = noisy(host("bert"), name), tokens(2, 7)
     mask = torch.ones(2, 7, dtype=torch.bool)
@@ -134,7 +135,7 @@ def _written_out_qkv(module: Any, x: torch.Tensor, heads: int, width: int) -> li
     return [p.repeat_interleave(heads // p.shape[1], 1) for p in split]
 
 
-@pytest.mark.parametrize("name", locant.names())
+@pytest.mark.parametrize("name", ENCODERS)
 def test_every_encoding_in_bert(name: str) -> None:
     model, ids = T.BertForMaskedLM(T.BertConfig(**BERT_SIZES)), tokens(2, 9)
     stir(model, 1)

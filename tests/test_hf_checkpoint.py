@@ -19,9 +19,10 @@ import locant.hf
 from locant.hf import checkpoint
 from locant.hf.attachment import attachments
 from tests.hf_models import BERT_SIZES, HEADS, HOSTS, ROWS, T5_SIZES, attached, first, host, noisy, remark, stir, tokens
+from tests.names import ENCODERS
 
 
-@pytest.mark.parametrize("name", locant.names())
+@pytest.mark.parametrize("name", ENCODERS)
 def test_a_loaded_encoding_gives_the_same_outputs(name: str, tmp_path: Path) -> None:
     model, ids = noisy(host("bert"), name), tokens(2, 7)
     want = first(model(ids))

@@ -16,9 +16,10 @@ import locant
 import locant.hf
 from locant.hf.attachment import attachments
 from tests.hf_models import BERT_SIZES, VOCABULARY, attached, first, host, noisy, stir, tokens
+from tests.names import ENCODERS
 from tests.processes import finish, run
 
-NAMES = locant.names()
+NAMES = ENCODERS
 BART_SIZES: dict[str, Any] = dict(
     vocab_size=VOCABULARY,
     d_model=24,

@@ -17,9 +17,10 @@ import locant
 import locant.hf
 from locant.hf.attachment import attachments
 from tests.hf_models import BERT_SIZES, ROWS, noisy, stir
+from tests.names import ENCODERS
 from tests.processes import finish, run
 
-NAMES = locant.names()
+NAMES = ENCODERS
 WORDS = (
     "a red blue old new house river bridge stands near the under over sun rain falls on every wall and stone".split()
 )

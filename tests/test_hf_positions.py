@@ -15,6 +15,7 @@ import locant
 import locant.hf
 from locant.hf import entrance
 from tests.hf_models import HOSTS, LLAMA_SIZES, ROWS, attached, first, host, noisy, stir, tokens
+from tests.names import ENCODERS
 
 CAUSAL = ["gpt2", "llama"]
 
@@ -44,7 +45,7 @@ def test_padding_on_either_side_changes_no_real_token(family: str, name: str) ->
         assert (left == 0 and family in CAUSAL) or not close(loose, want, 1e-3), "padding had no effect"
 
 
-@pytest.mark.parametrize("name", locant.names())
+@pytest.mark.parametrize("name", ENCODERS)
 def test_left_padding_for_every_encoding(name: str) -> None:
     for family in ("bert", "llama"):
         model = noisy(host(family), name)

@@ -25,6 +25,7 @@ from locant.encodings.tisa import Tisa
 from locant.hf.attachment import attachments
 from locant.hf.pretrained import nearest
 from tests.hf_models import BERT_SIZES, HEADS, HOSTS, ROWS, T5_SIZES, attached, first, host, noisy, remark, stir, tokens
+from tests.names import ENCODERS
 
 T.logging.disable_progress_bar()
 
@@ -48,7 +49,7 @@ QUICK = ("none", "absolute", "huang_m4", "rope", "t5", "tupe_r", "deberta")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in locant.names()]
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in ENCODERS]
 )
 def test_from_pretrained_gives_the_same_outputs(name: str, tmp_path: Path) -> None:
     (model, folder), ids = saved(tmp_path, name), tokens(2, 7)

@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCa
 import locant
 import locant.hf
 from tests.hf_models import T5_SIZES, first, host, noisy, stir, tokens
+from tests.names import ENCODERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
 
@@ -182,7 +183,7 @@ ARRIVALS: dict[Callable[[str, str], None], tuple[str, ...]] = {
 def cases() -> Iterator[Any]:
     """Two arrivals of every encoding by default, arrivals and hosts in turn; all other combinations are slow."""
     for turn, (arrival, hosts) in enumerate(ARRIVALS.items()):
-        for number, name in enumerate(locant.names()):
+        for number, name in enumerate(ENCODERS):
             for index, family in enumerate(hosts):
                 chosen = (turn + number) % 4 == 0 and index == (turn + number) % len(hosts)
                 slow = () if chosen else (pytest.mark.slow,)

@@ -14,10 +14,11 @@ import locant
 import locant.hf
 from locant.hf import starts
 from tests.hf_models import BERT_SIZES, HEADS, ROWS, T5_SIZES, WIDTH, attached, first, host, stir, tokens
+from tests.names import ENCODERS
 
 SIZES: dict[str, Any] = dict(num_heads=HEADS, head_dim=8, model_dim=WIDTH, max_length=ROWS, causal=False)
-NEUTRAL = [name for name in locant.names() if locant.load(name, **SIZES).properties.neutral is not None]
-OTHERS = [name for name in locant.names() if name not in NEUTRAL]
+NEUTRAL = [name for name in ENCODERS if locant.load(name, **SIZES).properties.neutral is not None]
+OTHERS = [name for name in ENCODERS if name not in NEUTRAL]
 FITTED = [
     "bert_ad",
     "deberta",

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import locant
 import locant.hf
 from tests.hf_models import BERT_SIZES, attached, first, host, noisy, stir, tokens
+from tests.names import ENCODERS
 from tests.processes import finish, run
 
 
@@ -60,7 +61,7 @@ def test_trainer_trains_and_resumes_an_attached_model(tmp_path: Path) -> None:
 def test_a_host_from_pretrained_gets_the_same_outputs(tmp_path: Path) -> None:
     ids = tokens(2, 6)
     host("bert").save_pretrained(tmp_path)
-    for name in locant.names():
+    for name in ENCODERS:
         model = noisy(host("bert"), name)
         loaded = noisy(T.BertModel.from_pretrained(tmp_path).eval(), name)
         assert not list(attached(loaded).buffers()), f"{name}: constants are computed, not stored"
@@ -89,4 +90,4 @@ def test_an_attached_model_compiles_without_a_graph_break() -> None:
 
 @pytest.mark.slow
 def test_every_encoding_compiles_without_a_graph_break() -> None:
-    finish(run(COMPILED, *locant.names()), seconds=290)
+    finish(run(COMPILED, *ENCODERS), seconds=290)

@@ -7,6 +7,7 @@ import torch
 
 import locant
 from locant.models import Cache, ModelConfig, Transformer
+from tests.names import ENCODERS
 from tests.unchecked import unchecked
 
 ENCODINGS = locant.names()
@@ -34,7 +35,7 @@ def build(name: str, *, causal: bool = False, **changes: object) -> Transformer:
     return model
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", ENCODERS)
 def test_padding_on_either_side_changes_no_real_token(name: str) -> None:
     model = build(name)
     short, long = torch.randint(29, (1, 4)), torch.randint(29, (1, 7))
@@ -51,7 +52,7 @@ def test_padding_on_either_side_changes_no_real_token(name: str) -> None:
         torch.testing.assert_close(out[1:], model(long), atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", ENCODERS)
 def test_packed_documents_equal_their_own_runs(name: str) -> None:
     model = build(name)
     first, second = torch.randint(29, (1, 5)), torch.randint(29, (1, 3))

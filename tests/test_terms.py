@@ -143,8 +143,8 @@ TERMS = {
     "value, one head": lambda: RelativeValue(normal(1, 9, E, seed=12), Untied(Clip(3), 7, 8)),
     "weights": lambda: WeightScale(normal(H, Q, J, seed=13)),
     "weights, function": lambda: WeightScale(lambda p: 1 / (1.0 + p.offsets().abs()[..., None, :, :].double())),
-    "map": lambda: LogitMap(lambda content, bias, positions: torch.tanh(content) + 2 * bias),
-    "map, row": lambda: LogitMap(lambda content, bias, positions: content.cumsum(-1) + bias, reach="row"),
+    "map": lambda: LogitMap(lambda content, bias, positions, allowed: torch.tanh(content) + 2 * bias),
+    "map, row": lambda: LogitMap(lambda content, bias, positions, allowed: content.cumsum(-1) + bias, reach="row"),
 }
 TOGETHER = [
     ("gate", "scale", "bias", "query", "key", "low rank", "pair, batch", "map", "weights", "value"),
@@ -205,7 +205,7 @@ def looped(terms, q, k, v, positions, s) -> torch.Tensor:
                     bias[b, h, t, u] = added[False]
     for term in terms:
         if isinstance(term, LogitMap):
-            content, bias = term.fn(content, bias, positions), torch.zeros_like(bias)
+            content, bias = term.fn(content, bias, positions, None), torch.zeros_like(bias)
     weights = (content + bias).softmax(-1)
     for term in terms:
         if isinstance(term, WeightScale):

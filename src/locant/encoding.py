@@ -22,6 +22,7 @@ from locant.positions import Positions
 from locant.terms import Term
 
 Beyond = Literal["raise", "clip", "saturate", "defined"]  # past the range, strictest first
+FOLDERS = ("encodings", "transforms")
 SIZES = ("num_heads", "head_dim", "model_dim", "max_length", "causal")  # facts of the host, offered to every encoding
 
 
@@ -46,7 +47,9 @@ class Properties:
     ``shift_invariant``: adding a constant to all ids changes nothing. ``symmetric``: with q = k the logits are
     symmetric. ``beyond_range``: what happens past the trained range. ``layers``: whether layers share one object by
     default. ``neutral``: the parameter value at which the encoding equals no encoding at the same logit factor, if any.
-    ``content``: whether what is added to the logits depends on q or k.
+    ``content``: whether what is added to the logits depends on q or k. ``bidirectional``: whether it serves attention
+    to later tokens, too. ``cache_safe``: whether decoding with cached keys equals the full pass. ``draws``: whether
+    training draws random numbers, which evaluation does not.
     """
 
     shift_invariant: bool
@@ -55,6 +58,9 @@ class Properties:
     layers: Literal["separate", "shared"]
     neutral: str | None = None
     content: bool = False
+    bidirectional: bool = True
+    cache_safe: bool = True
+    draws: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,20 @@ class Encoding(nn.Module):
         Raises: ValueError where no such value exists.
         """
         raise ValueError(f"{self.name}: has no neutral parameter value; start from its own initialization")
+
+    def check_causal(self, causal: bool) -> None:
+        """Raise a ValueError where a part is defined under a causal mask alone, and there is none."""
+        for part in self.parts():
+            if not (causal or part.properties.bidirectional):
+                raise ValueError(
+                    f"{part.name}: is defined under a causal mask alone, but causal={causal}; use it in a decoder, or "
+                    "choose an encoding that serves encoders"
+                )
+
+    @property
+    def moves_ids(self) -> bool:
+        """Whether it does nothing but move the position ids, which other encodings read."""
+        return self.sites == ("prepare",)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -184,11 +204,14 @@ class Sum(Encoding):
             layers="shared" if all(p.layers == "shared" for p in all_of) else "separate",
             neutral=" and ".join(n for n in neutral if n) if all(neutral) else None,
             content=any(p.content for p in all_of),
+            bidirectional=all(p.bidirectional for p in all_of),
+            cache_safe=all(p.cache_safe for p in all_of),
+            draws=any(p.draws for p in all_of),
         )
 
     def prepare(self, positions: Positions) -> Positions:
-        """Each part in turn."""
-        for part in self.parts():
+        """Each part in turn, first those that move the ids."""
+        for part in movers_first(self.parts()):
             positions = part.prepare(positions)
         return positions
 
@@ -229,6 +252,11 @@ class Stack(nn.Module):
         if not layers:
             raise ValueError("stack: got 0 layers; give one encoding for each layer")
         self.layers = nn.ModuleList(layers)
+        if all(part.moves_ids for part in self.parts()):
+            raise ValueError(
+                f"stack: {self.name!r} only moves position ids, which nothing reads; compose it with an encoding, such "
+                f"as '{self.name}+sinusoidal'"
+            )
 
     def parts(self) -> tuple[Encoding, ...]:
         """Every distinct part of every layer, once, in order."""
@@ -256,9 +284,14 @@ class Stack(nn.Module):
         """The smallest limit of the parts."""
         return min((p.max_length for p in self.parts() if p.max_length is not None), default=None)
 
-    def prepare(self, positions: Positions) -> Positions:
-        """Positions with what the layers share on board; checks the length against every table."""
-        for part in self.parts():
+    def prepare(self, positions: Positions, batch: int | None = None) -> Positions:
+        """Positions with what the layers share on board; checks the length against every table.
+
+        ``batch``: how many sequences there are; transforms that draw for each of them ask for it.
+        """
+        if batch is not None and any(part.properties.draws for part in self.parts()):
+            positions = positions.batched(batch)
+        for part in movers_first(self.parts()):
             positions = part.prepare(positions)
         for part in self.parts():
             part.check_length(positions)
@@ -271,18 +304,22 @@ class Stack(nn.Module):
         return x
 
 
+def movers_first(parts: Sequence[Encoding]) -> list[Encoding]:
+    """Parts in the order in which they prepare: whoever reads ids reads those that were moved."""
+    return sorted(parts, key=lambda part: not part.moves_ids)
+
+
 def _classes() -> dict[str, type[Encoding]]:
-    return dict(_walk())
+    return {name: kind for folder in FOLDERS for name, kind in _walk(folder)}
 
 
-@lru_cache(maxsize=1)
-def _walk() -> tuple[tuple[str, type[Encoding]], ...]:
-    """Every Encoding class with a name, found by walking the folder of encodings."""
-    import locant.encodings as folder
-
+@lru_cache(maxsize=len(FOLDERS))
+def _walk(folder: str) -> tuple[tuple[str, type[Encoding]], ...]:
+    """Every Encoding class with a name, found by walking a folder."""
+    package = f"{__package__}.{folder}"
     found: dict[str, type[Encoding]] = {}
-    for info in sorted(pkgutil.iter_modules(folder.__path__), key=lambda m: m.name):
-        module = importlib.import_module(f"{folder.__name__}.{info.name}")
+    for info in sorted(pkgutil.iter_modules(importlib.import_module(package).__path__), key=lambda m: m.name):
+        module = importlib.import_module(f"{package}.{info.name}")
         for value in vars(module).values():
             if (
                 inspect.isclass(value)
@@ -295,9 +332,14 @@ def _walk() -> tuple[tuple[str, type[Encoding]], ...]:
     return tuple(found.items())
 
 
-def names() -> list[str]:
-    """The names of all encodings, sorted."""
-    return sorted(_classes())
+def names(folder: Literal["encodings", "transforms"] = "encodings") -> list[str]:
+    """The names of all encodings, sorted; or of the transforms of position ids, which stand before an encoding.
+
+    Raises: ValueError for another folder.
+    """
+    if folder not in FOLDERS:
+        raise ValueError(f"names: unknown folder {folder!r}; choose one of {', '.join(map(repr, FOLDERS))}")
+    return sorted(name for name, _ in _walk(folder))
 
 
 def encoding_class(name: str) -> type[Encoding]:
@@ -378,7 +420,10 @@ def load(name: str, **options: Any) -> Encoding:
         if unused:
             raise ValueError(f"{name}: no part takes the option {sorted(unused)[0]!r}={options[sorted(unused)[0]]!r}")
         return Sum(*(load(part, **given) for part, given in zip(parts, options_of, strict=True)))
-    return encoding_class(name)(**_accepted(name, options))
+    built = encoding_class(name)(**_accepted(name, options))
+    if options.get("causal") is not None:
+        built.check_causal(options["causal"])
+    return built
 
 
 def stack(
@@ -459,10 +504,11 @@ def _mixed(encodings: list[str], share_layers: bool | None, options: dict[str, A
 def _tied(built: list[Encoding], share_layers: bool | None) -> list[Encoding]:
     """One object for all layers, or separate ones that share what their class shares."""
     first = built[0]
-    always = "embed" in first.sites
+    always = "embed" in first.sites or first.moves_ids
     if always and share_layers is False:
+        what = "position ids" if first.moves_ids else "input embedding"
         raise ValueError(
-            f"{first.name}: acts on the input embedding, which all layers have in common; leave out share_layers=False"
+            f"{first.name}: acts on the {what}, which all layers have in common; leave out share_layers=False"
         )
     if always or (first.properties.layers == "shared" if share_layers is None else share_layers):
         return [first] * len(built)

@@ -193,7 +193,7 @@ class Transformer(nn.Module):
         meaning, TypeError for a mask that is not boolean.
         """
         positions, seen = self._positions(ids, mask, position_ids, documents, cache)
-        positions = self.encoding.prepare(positions)
+        positions = self.encoding.prepare(positions, ids.shape[0])
         x = self.dropout(self.encoding.embed(self.tokens(ids), positions))
         allowed = None if seen is None else seen[:, None, None, :]
         for index, block in enumerate(self.blocks):

@@ -27,7 +27,8 @@ class Positions:
 
     ``contiguous`` is static knowledge (never read from a device): in every row the key ids step by one and query t
     is key J - I + t, so that an offset is constant along a diagonal. ``span`` bounds every |offset|, ``length`` every
-    id (ids lie in 0 .. length - 1). ``shared`` holds what encodings computed once for all layers.
+    id (ids lie in 0 .. length - 1). ``shared`` holds what encodings computed once for all layers. ``key_real``: which
+    keys are no padding, where that is known (attention is masked by its own mask; lengths are counted over this one).
     """
 
     query: Shaped[Tensor, "... I"]
@@ -39,6 +40,7 @@ class Positions:
     key_special: Bool[Tensor, "... J"] | None = None
     query_document: Int[Tensor, "... I"] | None = None
     key_document: Int[Tensor, "... J"] | None = None
+    key_real: Bool[Tensor, "... J"] | None = None
     pair: Mapping[str, Tensor] = field(default_factory=dict)
     shared: Mapping[Hashable, Any] = field(default_factory=dict)
 
@@ -93,7 +95,8 @@ class Positions:
                 "cached ones too"
             )
         key = (mask.long().cumsum(-1) - 1).clamp(min=0)
-        return cls(key[:, num_keys - num_queries :], key, span=max(num_keys - 1, 0), length=num_keys)
+        query = key[:, num_keys - num_queries :]
+        return cls(query, key, span=max(num_keys - 1, 0), length=num_keys, key_real=mask)
 
     @classmethod
     def from_ids(
@@ -168,6 +171,26 @@ class Positions:
         """Move every id by ``by`` (an int, or one number for each batch row, [B 1]); offsets do not change."""
         most = by if isinstance(by, int) else int(by.max().item())
         return replace(self, query=self.query + by, key=self.key + by, length=self.length + most, shared={})
+
+    def batched(self, batch: int) -> Positions:
+        """The same positions with a row for each of ``batch`` sequences.
+
+        Raises: ValueError where they have rows already, of another number.
+        """
+        given = {n: t for n, t in vars(self).items() if n.startswith(("query", "key")) and t is not None}
+        rows = {len(t) for t in given.values() if t.dim() == 2}
+        if not rows <= {1, batch}:
+            raise ValueError(f"positions: ids of {max(rows)} sequences came for a batch of {batch}; give {batch} rows")
+        return replace(self, **{n: t.expand(batch, t.shape[-1]) for n, t in given.items()})
+
+    def last(self) -> Shaped[Tensor, "... I 1"]:
+        """The largest id of a real key in each query's document."""
+        key, real, same = self.key[..., None, :], self.key_real, self.same_document()
+        lowest = torch.finfo(key.dtype).min if key.is_floating_point() else torch.iinfo(key.dtype).min
+        for known in (None if real is None else real[..., None, :], same):
+            if known is not None:
+                key = torch.where(known, key, lowest)
+        return key.amax(-1, keepdim=True)
 
     def special(self) -> tuple[Bool[Tensor, "... I"], Bool[Tensor, "... J"]]:
         """Which queries and keys are special ([CLS]): as given, or else those whose id is 0."""

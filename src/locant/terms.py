@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -53,7 +53,7 @@ class Rule:
         if positions.continuous:
             raise ValueError(
                 f"{type(self).__name__.lower()} rule: ids are {positions.query.dtype}, but a table needs integer ids; "
-                "use an encoding that is defined for real positions (sinusoidal, rope)"
+                "use an encoding that is defined for real positions (sinusoidal, rope, alibi, kerple, fire, sandwich)"
             )
         return self.row(positions.offsets())
 
@@ -370,6 +370,21 @@ class PairBias(Term):
         return operands.scaled(self.tensor(operands.positions).to(operands.q.dtype), self.scaled)
 
 
+def offset_bias(
+    score: Callable[[Shaped[Tensor, "..."]], Float[Tensor, "H ..."]], positions: Positions, scaled: bool = False
+) -> RelativeBias | PairBias:
+    """A bias that is a function of the offset: ``score`` takes offsets of any shape and puts the heads in front.
+
+    It is evaluated once for each offset that integer ids can have, or for every pair where ids are real numbers.
+    """
+    if positions.continuous:
+        bias = score(positions.offsets())
+        return PairBias(bias if bias.dim() == 3 else bias.transpose(0, 1), scaled)
+    span = max(positions.span, 1)
+    offset = torch.arange(-span, span + 1, device=positions.key.device)
+    return RelativeBias(score(offset), Clip(span), scaled)
+
+
 @dataclass(frozen=True)
 class LowRankBias(Term):
     """f_i . g_j: a bias that factors into [B|1 H|1 I E] and [B|1 H|1 J E]; scaled by default."""
@@ -436,21 +451,26 @@ class RelativeKey(Term):
 
 @dataclass(frozen=True)
 class LogitMap(Term):
-    """A function of the logits: ``fn(content, bias, positions)``, content the scaled part and bias the unscaled sum.
+    """A function of the logits: ``fn(content, bias, positions, allowed)``, content the scaled part, bias the unscaled.
 
-    ``reach='pair'``: each pair on its own (heads may mix); ``'row'``: a whole row of keys at once (keys cannot be
-    tiled).
+    ``allowed`` [B|1 H|1 I J] says what the mask will leave (None: everything); what the mask takes is still in the
+    logits. ``reach='pair'``: each pair on its own (heads may mix); ``'row'``: a whole row of keys at once (keys cannot
+    be tiled).
     """
 
-    fn: Callable[[Tensor, Tensor, Positions], Tensor]
+    fn: Callable[[Tensor, Tensor, Positions, Tensor | None], Tensor]
     reach: Literal["pair", "row"] = "pair"
     stage = "map"
 
     def apply(
-        self, operands: Operands, content: Float[Tensor, "B H I J"], bias: Float[Tensor, "..."]
+        self,
+        operands: Operands,
+        content: Float[Tensor, "B H I J"],
+        bias: Float[Tensor, "..."],
+        allowed: Bool[Tensor, "B2 H2 I2 J2"] | None = None,
     ) -> Float[Tensor, "B H I J"]:
         """The new logits."""
-        return self.fn(content, bias, operands.positions)
+        return self.fn(content, bias, operands.positions, allowed)
 
 
 @dataclass(frozen=True)

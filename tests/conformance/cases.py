@@ -7,9 +7,10 @@ position ids, h the head. r = j - i.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, cos, exp, floor, log, sin, sqrt
+from math import ceil, cos, exp, floor, log, log1p, pi, sin, sqrt
 
 import numpy
+import torch
 
 import locant
 from locant.testing import Case
@@ -626,8 +627,299 @@ ATTENUATED = [
     ),
 ]
 
+# --- learned and fixed functions of the distance ---
+
+
+def softplus(x):
+    return log1p(exp(x))
+
+
+def kerple(p, h, x, form="log", positivity="softplus", at=""):
+    r1, r2 = p[f"{at}r1"][h], p[f"{at}r2"][h]
+    if positivity == "clamp":
+        r1, r2 = max(r1, 0.01), min(max(r2, 0.01), 2 if form == "power" else numpy.inf)
+    else:
+        r1, r2 = softplus(r1), softplus(r2) if form == "log" else 2 / (1 + exp(-r2))
+    return -r1 * (log(1 + r2 * abs(x)) if form == "log" else abs(x) ** r2)
+
+
+def sandwich(x, h, heads=H, E=128, first=1, divide=True):
+    g = sum(cos(x / 10000 ** (2 * c / E)) for c in range(first, first + E // 2))
+    ratio = 8 * (h + 1) / heads
+    return (g - E / 2) * (1 / ratio if divide else ratio)
+
+
+def fire(p, i, j, h, L, last=None, slope=0.0, at=""):
+    """``last``: the last id, for encoders; ``slope`` of the activation below 0."""
+    distance, reach = (max(i - j, 0), i) if last is None else (abs(i - j), max(i, last - i))
+    c = abs(p[f"{at}c"][0])
+    u = log(c * distance + 1) / (log(c * max(abs(p[f"{at}multiplier"][0]) * L, reach) + 1) + 1e-6)
+    hidden = p[f"{at}mlp.0.weight"][:, 0] * u + p[f"{at}mlp.0.bias"]
+    hidden = numpy.where(hidden > 0, hidden, slope * hidden)
+    return p[f"{at}mlp.2.weight"][h] @ hidden + p[f"{at}mlp.2.bias"][h]
+
+
+def wide(encoding, generator):
+    """Draws that let a network of small numbers show."""
+    for parameter in encoding.parameters():
+        parameter.copy_(2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+
+
+def fire_of_row(p, q, k, i, j, seen):
+    return numpy.array(
+        [[q[h] @ k[h, s] * S + fire(p, i, j[s], h, 5, j.max()) for s in range(len(j))] for h in range(H)]
+    )
+
+
+DISTANCE = [
+    Case("kerple", make("kerple"), lambda p, q, k, i, j, h: q @ k * S + kerple(p, h, j - i), parameters=2 * H),
+    Case(
+        "kerple/power",
+        make("kerple", form="power"),
+        lambda p, q, k, i, j, h: q @ k * S + kerple(p, h, j - i, "power"),
+        parameters=2 * H,
+    ),
+    Case(
+        "kerple/clamp",
+        make("kerple", positivity="clamp"),
+        lambda p, q, k, i, j, h: q @ k * S + kerple(p, h, j - i, "log", "clamp"),
+        parameters=2 * H,
+    ),
+    Case(
+        "kerple/power_clamp",
+        make("kerple", form="power", positivity="clamp"),
+        lambda p, q, k, i, j, h: q @ k * S + kerple(p, h, j - i, "power", "clamp"),
+        parameters=2 * H,
+    ),
+    Case("sandwich", make("sandwich"), lambda p, q, k, i, j, h: q @ k * S + sandwich(j - i, h), parameters=0),
+    Case(
+        "sandwich/multiply",
+        make("sandwich", num_heads=4, width=6, ratio="multiply", first=0),
+        lambda p, q, k, i, j, h: q @ k * S + sandwich(j - i, h, 4, 6, 0, divide=False),
+        parameters=0,
+        num_heads=4,
+    ),
+    Case(
+        "fire",
+        make("fire", max_length=5, causal=True, width=6),
+        lambda p, q, k, i, j, h: q @ k * S + fire(p, i, j, h, 5),
+        spread=wide,
+        parameters=2 * 6 + 6 * H + H + 2,
+    ),
+    Case("fire/encoder", make("fire", max_length=5), row=fire_of_row, spread=wide, parameters=2 * 32 + 32 * H + H + 2),
+    Case(
+        "fire/leaky",
+        make("fire", max_length=7, causal=True, width=6, activation="leaky_relu"),
+        lambda p, q, k, i, j, h: q @ k * S + fire(p, i, j, h, 7, slope=0.01),
+        spread=wide,
+        parameters=2 * 6 + 6 * H + H + 2,
+    ),
+]
+
+
+# --- what the logits decide ---
+
+
+def sigmoid(x):
+    return 1 / (1 + numpy.exp(-x))
+
+
+def cope(P, scaled=False):
+    def row(p, q, k, i, j, seen):
+        lines = numpy.einsum("hd,hjd->hj", q, k) * S
+        out = lines.copy()
+        for h, s in numpy.ndindex(*lines.shape):
+            count = min(sum(sigmoid(lines[h, m]) for m in range(s, len(j)) if seen[h, m]), P - 1)
+            low, high = floor(count), min(ceil(count), P - 1)
+            vector = (1 - (count - low)) * p["table"][low] + (count - low) * p["table"][high]
+            out[h, s] += q[h] @ vector * (S if scaled else 1)
+        return out
+
+    return row
+
+
+def leaky(x):
+    return numpy.where(x > 0, x, 0.01 * x)
+
+
+def dape(bias=None, kernel=None, turn=None):
+    """``bias(p, i, j, h)``: what it adapts to; ``turn``: rotary positions below it."""
+
+    def row(p, q, k, i, j, seen):
+        count = len(j)
+        if turn is not None:
+            lines = numpy.array([[turn(p, q[h], k[h, s], i, j[s], h) for s in range(count)] for h in range(len(q))])
+        else:
+            lines = numpy.einsum("hd,hjd->hj", q, k) * S
+        static = numpy.zeros_like(lines)
+        if bias is not None:
+            static = numpy.array([[bias(p, i, j[s], h) for s in range(count)] for h in range(len(q))])
+        z = lines if bias is None else numpy.concatenate((lines, static))
+        (W1, b1), (W2, b2) = ((p[f"{at}.weight"], p[f"{at}.bias"]) for at in maps(p))
+        if kernel is None:
+            return lines + static + W2[:, :, 0] @ leaky(W1[:, :, 0] @ z + b1[:, None]) + b2[:, None]
+        order = [s for s in range(count) if seen[:, s].any()]
+        whole = numpy.zeros((len(z), count + kernel))
+        whole[:, : len(order)] = z[:, order]
+        added = slide(W2, b2, leaky(slide(W1, b1, whole)))
+        out = lines + static
+        out[:, order] += added[:, : len(order)]
+        return out
+
+    return row
+
+
+def maps(p):
+    """Where the two maps are, in sums of any size."""
+    return sorted({name.rsplit(".", 1)[0] for name in p if "first" in name or "second" in name})
+
+
+def slide(W, b, x):
+    """A convolution along a row, zeros beyond both ends."""
+    side = W.shape[2] // 2
+    padded = numpy.pad(x, ((0, 0), (side, side)))
+    return numpy.stack(
+        [numpy.einsum("ock,ck->o", W, padded[:, s : s + W.shape[2]]) + b for s in range(x.shape[1])], axis=1
+    )
+
+
+def over_kerple(p, i, j, h):
+    return kerple(p, h, j - i, at="members.0.")
+
+
+def xpos(base=512.0, gamma=0.4, layout="interleaved"):
+    def logit(p, q, k, i, j, h):
+        total = 0.0
+        for c in range(D // 2):
+            a, b = (2 * c, 2 * c + 1) if layout == "interleaved" else (c, c + D // 2)
+            angle = (i - j) * 10000.0 ** (-2 * c / D)
+            fade = ((2 * c / D + gamma) / (1 + gamma)) ** ((i - j) / base)
+            same, turned = q[a] * k[a] + q[b] * k[b], q[a] * k[b] - q[b] * k[a]
+            total += fade * (same * cos(angle) + turned * sin(angle))
+        return total * S
+
+    return logit
+
+
+def maps_size(heads, width, kernel=1, inputs=2):
+    return width * inputs * heads * kernel + width + heads * width * kernel + heads
+
+
+CONTENT = [
+    Case("cope", make("cope", max_positions=4), row=cope(4), parameters=4 * D),
+    Case("cope/long", make("cope", scaled=True), row=cope(64, scaled=True), parameters=64 * D),
+    Case("xpos", make("xpos"), xpos(), parameters=0),
+    Case("xpos/halves", make("xpos", base=100.0, gamma=0.7, layout="halves"), xpos(100.0, 0.7, "halves"), parameters=0),
+    Case("dape", make("dape", width=5), row=dape(over_kerple), parameters=2 * H + maps_size(H, 5)),
+    Case(
+        "dape/alibi",
+        make("dape", over="alibi", width=5),
+        row=dape(lambda p, i, j, h: -slope(h, 3) * abs(j - i)),
+        parameters=maps_size(H, 5),
+        shared=False,
+    ),
+    Case(
+        "dape/fire",
+        make(
+            "dape", over="fire", causal=True, max_length=5, width=4, over_options=dict(width=6, activation="leaky_relu")
+        ),
+        row=dape(lambda p, i, j, h: fire(p, i, j, h, 5, slope=0.01, at="members.0.")),
+        parameters=2 * 6 + 6 * H + H + 2 + maps_size(H, 4),
+    ),
+    Case(
+        "dape/v2",
+        make("dape", width=5, kernel=3),
+        row=dape(over_kerple, 3),
+        parameters=2 * H + maps_size(H, 5, 3),
+    ),
+    Case(
+        "dape/v2_wide",
+        make("dape", over="none", width=4, kernel=5),
+        row=dape(None, 5),
+        parameters=maps_size(H, 4, 5, 1),
+    ),
+    Case(
+        "rope+dape",
+        make("rope+dape", over="none", width=5),
+        row=dape(turn=rope()),
+        parameters=maps_size(H, 5, 1, 1),
+        shared=False,
+    ),
+]
+
+
+# --- transforms of ids, as they are in evaluation ---
+
+
+def drawn_ids(count, L=40):
+    """The ids of evaluation: a fixed order of L ids, of which the first ``count`` are sorted."""
+    return sorted(locant.load("randomized", max_position=L).order.tolist()[:count])
+
+
+def plane(i, height, width, dim, prefix=0):
+    """Waves of a patch at its place between -1 and 1."""
+    if i < prefix:
+        return numpy.zeros(dim)
+    row, column = divmod(i - prefix, width)
+    x, y = -1 + 2 * row / (height - 1), -1 + 2 * column / (width - 1)
+    k = numpy.arange(dim // 2)
+    phase = pi * 10 ** (k / (dim / 2 - 1)) * (numpy.cos(k) * x + numpy.sin(k) * y)
+    return numpy.concatenate((numpy.cos(phase), numpy.sin(phase)))
+
+
+MOVED = [
+    Case(
+        "shape+absolute",
+        make("shape+absolute", max_length=N, max_shift=9),
+        dot,
+        parameters=N * M,
+        embed=lambda p, x, i, n: x + p["members.1.table"][i],
+    ),
+    Case(
+        "shape+sinusoidal",
+        make("shape+sinusoidal", max_shift=9, eval_offset="code"),
+        dot,
+        parameters=0,
+        embed=lambda p, x, i, n: x + wave(i + 9, M, "interleaved"),
+    ),
+    Case("shape+rope", make("shape+rope"), rope(), parameters=0),
+    Case(
+        "cape+sinusoidal",
+        make("cape+sinusoidal", delta=0.5, frequency=3.0),
+        dot,
+        parameters=0,
+        embed=lambda p, x, i, n: x + wave(1.5 * i, M, "interleaved"),
+    ),
+    Case(
+        "cape+alibi",
+        make("cape+alibi", delta=0.25),
+        lambda p, q, k, i, j, h: q @ k * S - slope(h, 3) * abs(j - i) / 4,
+        parameters=0,
+    ),
+    Case(
+        "randomized+sinusoidal",
+        make("randomized+sinusoidal", max_position=40, eval_length=N),
+        dot,
+        parameters=0,
+        embed=lambda p, x, i, n: x + wave(drawn_ids(N)[i], M, "interleaved"),
+    ),
+    Case(
+        "cape_2d",
+        make("cape_2d", height=4, width=6, prefix=1),
+        dot,
+        parameters=0,
+        embed=lambda p, x, i, n: x + plane(i, 4, 6, M, 1),
+    ),
+]
+
 SHARED = {
     "none",
+    "sandwich",
+    "xpos",
+    "shape",
+    "cape",
+    "cape_2d",
+    "randomized",
     "attenuated",
     "absolute",
     "sinusoidal",
@@ -641,6 +933,6 @@ SHARED = {
 }  # by all layers
 CASES: list[Case] = [
     case if case.shared is not None else replace(case, shared=set(case.id.split("/")[0].split("+")) <= SHARED)
-    for case in (*ABSOLUTE, *SHAW, *XL, *BIAS, *TUPE, *OTHERS, *ATTENUATED)
+    for case in (*ABSOLUTE, *SHAW, *XL, *BIAS, *TUPE, *OTHERS, *ATTENUATED, *DISTANCE, *CONTENT, *MOVED)
 ]
 BY_ID = {case.id: case for case in CASES}

@@ -1,8 +1,8 @@
 """Finding golden cases: what a file holds decides who checks it, never what the file is called.
 
 Two layouts exist. A: `X.json` (library, class, config) beside `X.safetensors` (`weights/`, `inputs/`, `outputs/`).
-B: `index.json`, a list of entries with a `kind`, the files of the case and its tolerances. A third one, C (`index.json`
-with one entry for each group), is only recognized.
+B: `index.json`, a list of entries with a `kind`, the files of the case and its tolerances. C: `index.json` with one
+entry for each group of cases, whose tensors are called `<case>/<tensor>`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,15 @@ class Case:
     def part(self, prefix: str) -> dict[str, Tensor]:
         """Tensors under a prefix, without it."""
         return {name.removeprefix(prefix): t for name, t in self.tensors.items() if name.startswith(prefix)}
+
+    @cached_property
+    def members(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors of each named case of a group of set C."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in self.tensors.items():
+            member, _, rest = name.partition("/")
+            found.setdefault(member, {})[rest] = tensor
+        return found
 
     @cached_property
     def weights(self) -> dict[str, Tensor]:

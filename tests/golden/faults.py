@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from locant.analysis import locality as measures
+from locant.encodings.cope import Cope
 from locant.positions import Positions
 from locant.terms import Clip, LogBucket, SignedLogBucket
 
@@ -28,6 +29,14 @@ def turn_the_sign_of_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     for rule in (Clip, LogBucket, SignedLogBucket):
         original = rule.row
         monkeypatch.setattr(rule, "row", lambda self, offset, original=original: original(self, -offset))
+
+
+def count_from_the_first_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contextual positions that count up to a key and not from it on."""
+    original = Cope.bias
+    monkeypatch.setattr(
+        Cope, "bias", lambda self, q, logits, seen: original(self, q, logits.flip(-1), seen.flip(-1)).flip(-1)
+    )
 
 
 def count_keys_backwards(monkeypatch: pytest.MonkeyPatch) -> None:

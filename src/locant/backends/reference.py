@@ -30,7 +30,7 @@ def logits(call: Call) -> Tensor:
             bias = bias + addend
     maps = [term for term in call.terms if isinstance(term, LogitMap)]
     for term in maps:
-        content, bias = term.apply(operands, content, bias), torch.zeros_like(bias)
+        content, bias = term.apply(operands, content, bias, call.allowed), torch.zeros_like(bias)
     return content + bias
 
 

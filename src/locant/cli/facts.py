@@ -10,14 +10,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-EXAMPLE_SIZES = {"num_heads": 12, "head_dim": 64, "model_dim": 768, "max_length": 512, "causal": False}  # BERT-base
+EXAMPLE_SIZES = {"num_heads": 12, "head_dim": 64, "model_dim": 768, "max_length": 512}  # BERT-base
 
 
 def all_facts() -> list[dict[str, Any]]:
-    """Facts of every encoding, by name."""
+    """Facts of every encoding, by name, and after them of every transform of position ids."""
     import locant
 
-    return [encoding_facts(name) for name in locant.names()]
+    return [encoding_facts(name) for name in locant.names() + locant.names("transforms")]
 
 
 def encoding_facts(name: str) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from locant.encoding import Encoding, Layer, Paper, Properties
 from locant.positions import Positions
-from locant.terms import Clip, RelativeBias, Term
+from locant.terms import Term, offset_bias
 
 
 def slopes(num_heads: int, exponent: float = 8.0) -> list[float]:
@@ -57,24 +57,23 @@ class Alibi(Encoding):
                 True, not asymmetric, "defined", "shared", neutral=None if asymmetric else "slope = 0"
             )
 
-    def penalties(self, offset: Tensor) -> Float[Tensor, "H K"]:
+    def penalties(self, offset: Shaped[Tensor, "..."]) -> Float[Tensor, "H ..."]:
         """-m_h |k| for offsets k; in asymmetric heads far more on the side a head does not look at."""
         if self.slope is None:
             slope = torch.tensor(slopes(self.num_heads, self.exponent), dtype=torch.float64, device=offset.device)
         else:
             slope = self.slope
-        bias = -slope[:, None] * offset.abs().to(slope.dtype)
+        heads = (-1, *[1] * offset.dim())
+        bias = -slope.view(heads) * offset.abs().to(slope.dtype)
         if self.asymmetric:
             left = torch.arange(self.num_heads, device=offset.device) < self.num_heads // 2
-            unseen = torch.where(left[:, None], offset > 0, offset < 0)
+            unseen = torch.where(left.view(heads), offset > 0, offset < 0)
             bias = bias.masked_fill(unseen, -1e4)
         return bias
 
     def terms(self, positions: Positions, layer: Layer) -> tuple[Term, ...]:
         """-m |j - i|."""
-        span = max(positions.span, 1)
-        offset = torch.arange(-span, span + 1, device=positions.key.device)
-        return (RelativeBias(self.penalties(offset), Clip(span)),)
+        return (offset_bias(self.penalties, positions),)
 
     def neutralize(self) -> None:
         """Slope = 0."""

@@ -89,8 +89,18 @@ def build(
 ) -> Stack:
     """The encodings of one stack of layers. ``forced``: the user gave model_dim, which is then used everywhere.
 
-    Raises: ValueError where layers that share weights cannot have separate encodings, and what `locant.stack` refuses.
+    Raises: ValueError where layers that share weights cannot have separate encodings, for an encoding that needs the
+    causal mask of a decoder in an encoder, and what `locant.stack` refuses.
     """
+    built = _built(site, encoding, share_layers, sizes, options, forced)
+    for layer in dict.fromkeys(built):
+        layer.check_causal(sizes["causal"])
+    return built
+
+
+def _built(
+    site: Site, encoding: Any, share_layers: bool | None, sizes: dict[str, Any], options: dict[str, Any], forced: bool
+) -> Stack:
     count = len(site.attention)
     runs = size(getattr(site.module, "config", None), ("num_hidden_layers",)) or count
     if share_layers is False and runs > count:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from locant.positions import Positions
 
@@ -94,6 +95,24 @@ def positions_of(arguments: dict[str, Any], at: Arrival, trained: int) -> Positi
     mask = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
     _check("position_ids", ids, at)
     _check("document_ids", documents, at)
+    positions = _placed(ids, documents, mask, arguments, at, trained)
+    return positions if mask is None else _masked(positions, mask)
+
+
+def _masked(positions: Positions, mask: Tensor) -> Positions:
+    """Positions that know which keys are real; those not written yet are none."""
+    unwritten = positions.num_keys - mask.shape[-1]
+    return replace(positions, key_real=F.pad(mask.bool(), (0, unwritten)) if unwritten else mask.bool())
+
+
+def _placed(
+    ids: Tensor | None,
+    documents: Tensor | None,
+    mask: Tensor | None,
+    arguments: dict[str, Any],
+    at: Arrival,
+    trained: int,
+) -> Positions:
     if documents is not None:
         return _packed(ids, documents, at, trained)
     if ids is not None:

@@ -50,7 +50,7 @@ def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     given_ids = arguments.get("position_ids")
     documents = arguments.get("document_ids")
     positions = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
-    positions = attachment.stack.prepare(positions)
+    positions = attachment.stack.prepare(positions, at.batch)
     _check_kept(attachment, at, given_ids)
     if "position_ids" in attachment.parameter_names:
         _tell_host(module, attachment, arguments, at, given_ids, documents, positions)
@@ -172,7 +172,7 @@ def _counted(waiting: Waiting, x: Tensor) -> Route:
         arguments["attention_mask"] = None  # of pixels or samples, not of tokens
     at = entrance.arrival(arguments)
     positions = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
-    return attachment.route(attachment.stack.prepare(positions), waiting.weights, at.tokens)
+    return attachment.route(attachment.stack.prepare(positions, at.batch), waiting.weights, at.tokens)
 
 
 def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

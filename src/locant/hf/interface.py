@@ -184,11 +184,11 @@ def attention_with_mask(
     return (out[0], out[1][..., :-1]) if isinstance(out, tuple) and sinks is not None else out
 
 
-def _capped(cap: float, content: Tensor, bias: Tensor, positions: Positions) -> Tensor:
+def _capped(cap: float, content: Tensor, bias: Tensor, positions: Positions, allowed: Tensor | None) -> Tensor:
     return torch.tanh((content + bias) / cap) * cap
 
 
-def _sunk(sinks: Tensor, content: Tensor, bias: Tensor, positions: Positions) -> Tensor:
+def _sunk(sinks: Tensor, content: Tensor, bias: Tensor, positions: Positions, allowed: Tensor | None) -> Tensor:
     """The last key's logit is the sink's."""
     logits = content + bias
     sink = sinks.to(logits.dtype).reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1)
@@ -218,6 +218,7 @@ def with_sink(
         positions,
         key=torch.cat((positions.key, positions.key[..., -1:]), -1),
         key_special=None if positions.key_special is None else F.pad(positions.key_special, (0, 1)),
+        key_real=None if positions.key_real is None else F.pad(positions.key_real, (0, 1)),
         contiguous=False,
         query_document=None,
         key_document=None,
@@ -279,7 +280,7 @@ def seen_positions(module: nn.Module, key: Tensor, route: Route, windowed: bool)
             "full length"
         )
     first = max(route.tokens - count, 0)  # the last ones, or all and room that is not written yet
-    ids = {name: getattr(positions, name) for name in ("key", "key_special", "key_document")}
+    ids = {name: getattr(positions, name) for name in ("key", "key_special", "key_document", "key_real")}
     kept = {n: t if t is None else t[..., first : first + count] for n, t in ids.items()}
     return replace(positions, **kept, contiguous=positions.contiguous and route.tokens == positions.num_keys, shared={})
 

@@ -362,7 +362,7 @@ def logits_of(call: Seen, encoding: Encoding) -> Float[Tensor, "B H I J"]:
     terms = encoding.terms(positions, Layer(q, k, call.route.x, *host))
     factor = 1.0 if call.route.keeps_scale else encoding.logit_factor
     operands = Operands(q, k, k, positions, call.scale * factor)
-    return reference.logits(Call(operands, terms, None, False, 0.0, False))
+    return reference.logits(Call(operands, terms, _allowed(call), False, 0.0, False))
 
 
 def _measure(

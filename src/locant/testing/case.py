@@ -24,8 +24,10 @@ class Case:
     ``logit(p, q, k, i, j, h)`` is the paper's line for one pair, with every factor: float64 numpy vectors q and k
     before any change by the encoding, position ids i and j, head h; p maps parameter names to numpy arrays and holds
     the layer's projections, ``host.query.weight`` [H*D M], ``host.query.bias``, ``host.key.weight``, ``host.key.bias``.
+    ``row(p, q, k, i, j, seen)`` takes the place of ``logit`` where a pair is not enough: the lines of one query for all
+    heads and keys [H J], from q [H D], k [H J D], ids i and j [J], and which keys each head may see [H J].
     ``value(p, v, i, j, h)`` is what a pair hands to the output (default v); ``embed(p, x, i, length)`` the vector of a
-    token (default x). None of the three may call the package.
+    token (default x). None of them may call the package.
     ``parameters`` counts the numbers of one layer; ``shared``: whether all layers of the paper share them (None: the
     encoding's claim is believed); ``stack_parameters`` those of three layers, where it is neither one nor three times.
     ``reach``: the first distance (for absolute rows: id) from which farther ones share a value; needed where the
@@ -45,10 +47,11 @@ class Case:
     num_heads: int = 3
     head_dim: int = 8
     model_dim: int = 10
+    row: Callable[..., Any] | None = None
 
     def build(self, dtype: torch.dtype = DOUBLE, seed: int = 1) -> Encoding:
-        """The encoding in ``dtype`` with parameters far from their start."""
-        encoding = self.make()
+        """The encoding in ``dtype`` with parameters far from their start, in evaluation mode."""
+        encoding = self.make().eval()
         redraw(encoding, seed, self.spread)
         return encoding.to(dtype)
 
@@ -102,7 +105,11 @@ class Host(nn.Module):
     def attend(
         self, encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, x: Tensor, positions: Positions, **how: Any
     ) -> Any:
-        """Attention of given q, k, v with the encoding's hooks; ``how`` goes to `locant.attention`."""
+        """Attention of given q, k, v with the encoding's hooks; ``how`` goes to `locant.attention`.
+
+        Causal by default where the encoding serves nothing else.
+        """
+        how.setdefault("causal", not encoding.properties.bidirectional)
         q, k = encoding.query_key(q, k, positions)
         terms = encoding.terms(positions, Layer(q, k, x, self.query, self.key))
         return attention(q, k, v, terms, positions, logit_factor=encoding.logit_factor, **how)
@@ -156,16 +163,18 @@ def gaps(encoding: Encoding, seed: int = 6, top: int = 40) -> Positions:
 
 
 def scenes(case: Case, encoding: Encoding) -> Iterator[Scene]:
-    """Counted and explicit positions, with and without a mask, causal or not."""
+    """Counted and explicit positions, with and without a mask, causal or not (or always, where it must be)."""
+    always = not encoding.properties.bidirectional
     counted = Positions.arange(QUERIES, KEYS)
     mask = torch.rand(BATCH, case.num_heads, QUERIES, KEYS, generator=torch.Generator().manual_seed(7)) < 0.6
     mask[1, 0, 4] = False  # a query that sees nothing
     padding = torch.ones(BATCH, 1, 1, KEYS, dtype=torch.bool)
     padding[0, ..., -3:] = False
-    yield Scene("counted", counted)
-    yield Scene("gaps", gaps(encoding))
+    if not always:
+        yield Scene("counted", counted)
+    yield Scene("gaps", gaps(encoding), causal=always)
     yield Scene("causal", counted, causal=True)
-    yield Scene("mask", counted, mask=mask)
+    yield Scene("mask", counted, mask=mask, causal=always)
     yield Scene("gaps, padding and causal", gaps(encoding), mask=padding, causal=True)
 
 

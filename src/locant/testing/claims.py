@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from locant.backends import Call, reference
-from locant.encoding import Encoding, Layer, stack
+from locant.encoding import Encoding, Layer, Properties, stack
 from locant.positions import Positions
 from locant.terms import Operands
 from locant.testing.case import BATCH, KEYS, Case, Host
@@ -17,6 +17,7 @@ class _Plain(Encoding):
     """No position at all, at another encoding's logit factor."""
 
     name = "plain"
+    properties = Properties(True, True, "defined", "shared", neutral="always")
 
     def __init__(self, logit_factor: float) -> None:
         super().__init__()
@@ -36,7 +37,8 @@ def check_neutral(case: Case) -> None:
             return
         verdict.fail("claims no neutral value, but neutralize() raises nothing")
     encoding.neutralize()
-    plain = host(_Plain(encoding.logit_factor), x, Positions.arange(KEYS))
+    causal = not encoding.properties.bidirectional
+    plain = host(_Plain(encoding.logit_factor), x, Positions.arange(KEYS), causal=causal)
     verdict.close("output at the neutral value", host(encoding, x, Positions.arange(KEYS)), plain, 1e-12)
 
 
@@ -48,7 +50,10 @@ def check_position(case: Case) -> None:
     order = torch.randperm(KEYS, generator=torch.Generator().manual_seed(1))
     have = host(encoding, x[:, order], Positions.arange(KEYS))
     same = host(encoding, x, Positions.arange(KEYS))[:, :, order]
-    if encoding.properties.neutral == "always":
+    if not encoding.properties.bidirectional:  # the causal mask alone tells permuted tokens apart
+        plain = host(_Plain(encoding.logit_factor), x, Positions.arange(KEYS), causal=True)
+        verdict.far("the output is that of a causal mask alone", host(encoding, x, Positions.arange(KEYS)), plain, 1e-3)
+    elif encoding.properties.neutral == "always":
         verdict.close("output of permuted tokens", have, same, 1e-12)
     else:
         verdict.far("the output of permuted tokens is the permuted output, so there is no position", have, same, 1e-3)
@@ -75,7 +80,10 @@ def logits(encoding: Encoding, host: Host, q: Tensor, k: Tensor, x: Tensor, posi
     q, k = encoding.query_key(q, k, positions)
     terms = encoding.terms(positions, Layer(q, k, x, host.query, host.key))
     scale = encoding.logit_factor / q.shape[-1] ** 0.5
-    return reference.logits(Call(Operands(q, k, k, positions, scale), terms, None, False, 0.0, False))
+    queries, keys = q.shape[2], k.shape[2]
+    past = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(keys - queries)
+    allowed = None if encoding.properties.bidirectional else past
+    return reference.logits(Call(Operands(q, k, k, positions, scale), terms, allowed, False, 0.0, False))
 
 
 def check_symmetry(case: Case) -> None:
@@ -169,7 +177,7 @@ def check_layers(case: Case) -> None:
     """Three layers share one object, or have one each, as ``layers`` claims; ``share_layers`` overrides it."""
     verdict = Verdict(case.id, "layers")
     claim = case.make().properties.layers
-    embeds = {part.name: "embed" in part.sites for part in case.make().parts()}
+    embeds = {part.name: "embed" in part.sites or part.moves_ids for part in case.make().parts()}
     default, shared = stack(case.make, 3), stack(case.make, 3, share_layers=True)
     for part, name in enumerate(embeds):
         distinct = len({id(layer.parts()[part]) for layer in default})
@@ -188,4 +196,4 @@ def check_layers(case: Case) -> None:
         stack(case.make, 3, share_layers=False)
     except ValueError:
         return
-    verdict.fail("acts on the input embedding, but share_layers=False was accepted")
+    verdict.fail("acts on the input embedding (or moves ids), but share_layers=False was accepted")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from locant.encoding import Encoding
 from locant.positions import Positions
-from locant.testing.case import DOUBLE, Case, Host, Scene
+from locant.testing.case import DOUBLE, Case, Host, Scene, of_keys
 from locant.testing.exactness import able, gradients
 from locant.testing.verdict import Verdict
 
@@ -17,9 +17,11 @@ LENGTH = 9
 
 
 def check_cache(case: Case) -> None:
-    """Decoding by chunks of 1, 2 and 3 tokens over cached keys equals the full causal pass."""
+    """Decoding by chunks of 1, 2 and 3 tokens over cached keys equals the full causal pass; or it is not claimed to."""
     verdict = Verdict(case.id, "cache")  # https://github.com/huggingface/transformers/issues/19045
     x = case.random(2, LENGTH, case.model_dim, seed=8)
+    if not case.build().properties.cache_safe:
+        return _not_cached(verdict, case, x)
     full = case.host()(case.build(), x, Positions.arange(LENGTH), causal=True, backend="reference")
     for backend, dtype in _everywhere(case):
         encoding, host, tokens = case.build(dtype), case.host(dtype), x.to(dtype)
@@ -35,6 +37,21 @@ def check_cache(case: Case) -> None:
             verdict.close(f"output by chunks of {chunk} ({backend})", torch.cat(outs, 2), full, tolerance)
 
 
+def _not_cached(verdict: Verdict, case: Case, x: Tensor) -> None:
+    """Claims no cache: decoding token by token is refused, or gives something else."""
+    encoding, host = case.build(), case.host()
+    full, outs = host(encoding, x, Positions.arange(LENGTH), causal=True), []
+    try:
+        for step in range(LENGTH):
+            positions = encoding.prepare(Positions.arange(1, step + 1))
+            seen = encoding.embed(x[:, : step + 1], of_keys(positions))
+            outs.append(host.layer(encoding, seen[:, -1:], seen, positions, causal=True))
+    except ValueError as error:
+        verdict.must(encoding.parts()[0].name in str(error), f"the refusal of a cache does not name it: {error}")
+        return
+    verdict.far("claims no cache, but decoding equals the full pass", torch.cat(outs, 2), full)
+
+
 def _everywhere(case: Case) -> list[tuple[str, torch.dtype]]:
     """Every backend that serves counted positions, in float64, or in float32 where it knows no wider one."""
     found: dict[str, torch.dtype] = {}
@@ -42,6 +59,11 @@ def _everywhere(case: Case) -> list[tuple[str, torch.dtype]]:
         for name in able(case, case.build(dtype), case.host(dtype), Positions.arange(2, LENGTH), dtype):
             found.setdefault(name, dtype)
     return list(found.items())
+
+
+def _directions(encoding: Encoding) -> tuple[bool, ...]:
+    """Causal or not, as the encoding serves."""
+    return (False, True) if encoding.properties.bidirectional else (True,)
 
 
 def _alone(encoding: Encoding, host: Host, x: Tensor, causal: bool) -> Tensor:
@@ -61,7 +83,7 @@ def check_padding(case: Case) -> None:
     }
     x = case.random(2, LENGTH, case.model_dim, seed=8)
     backends = able(case, encoding, host, Positions.from_mask(torch.tensor(masks["left"], dtype=torch.bool)))
-    for side, causal in itertools.product(masks, (False, True)):
+    for side, causal in itertools.product(masks, _directions(encoding)):
         mask = torch.tensor(masks[side], dtype=torch.bool)
         alone = [_alone(encoding, host, x[b : b + 1, real], causal) for b, real in enumerate(mask)]
         how = {"mask": mask[:, None, None], "causal": causal}
@@ -79,7 +101,7 @@ def check_packing(case: Case) -> None:
     x = case.random(2, LENGTH, case.model_dim, seed=8)
     backends = able(case, encoding, host, Positions.packed(documents))
     places = [(b, row == document) for b, row in enumerate(documents) for document in row.unique()]
-    for causal in (False, True):
+    for causal in _directions(encoding):
         alone = [_alone(encoding, host, x[b : b + 1, own], causal) for b, own in places]
         for backend in backends:
             out = host(encoding, x, Positions.packed(documents), causal=causal, backend=backend)
@@ -109,7 +131,7 @@ def check_empty_rows(case: Case) -> None:
     mask[1] = False
     for backend, dtype in _everywhere(case):
         encoding, host = case.build(dtype), case.host(dtype)
-        scene = Scene("empty", Positions.arange(7, 11), mask)
+        scene = Scene("empty", Positions.arange(7, 11), mask, causal=not encoding.properties.bidirectional)
         out, found = gradients(encoding, host, x.to(dtype), memory.to(dtype), scene, backend)
         verdict.must(
             bool((out[1] == 0).all()), f"{backend}: a row that sees nothing gives {out[1].abs().max():.3g}, not 0"

@@ -19,8 +19,8 @@ from locant.testing.verdict import Verdict
 def check_oracle(case: Case) -> None:
     """Embedding and attention equal scalar loops over the case's equations, in float64 to 1e-12."""
     verdict = Verdict(case.id, "oracle")
-    if case.logit is None:
-        verdict.fail("the case has no logit; give the equation of one pair")
+    if case.logit is None and case.row is None:
+        verdict.fail("the case has no logit; give the equation of one pair (or of one row)")
     encoding, host = case.build(), case.host()
     p, (q, k, v) = numbers(encoding, host), case.operands()
     tokens = case.random(BATCH, KEYS, case.model_dim, seed=8)
@@ -28,7 +28,7 @@ def check_oracle(case: Case) -> None:
         positions = encoding.prepare(scene.positions)
         have = host.attend(encoding, q, k, v, tokens[:, :QUERIES], positions, backend="reference", **scene.how)
         ids = scene.positions.query, scene.positions.key
-        want = oracle.attend(case.logit, case.value, p, q, k, v, *ids, scene.mask, scene.causal)
+        want = oracle.attend(case.logit, case.row, case.value, p, q, k, v, *ids, scene.mask, scene.causal)
         verdict.close(f"output ({scene.name})", have, torch.from_numpy(want), 1e-12)
         embedded = encoding.embed(tokens, of_keys(positions))
         want = oracle.embed(case.embed, p, tokens, ids[1], scene.positions.length)

@@ -32,11 +32,11 @@ def check_state_dict(case: Case) -> None:
     torch.save(encoding.state_dict(), file)
     file.seek(0)
     state = torch.load(file, weights_only=True)
-    fresh = case.make().double()
+    fresh = case.make().double().eval()
     fresh.load_state_dict(state)
     verdict.close("output after loading", host(fresh, _tokens(case), positions), want, 0.0)
     with torch.device("meta"):
-        empty = case.make()
+        empty = case.make().eval()
     on_meta = [name for name, w in empty.named_parameters() if not w.is_meta]
     verdict.must(not on_meta, f"built under torch.device('meta'), these are elsewhere: {', '.join(on_meta)}")
     empty = empty.to_empty(device="cpu").double()
@@ -79,7 +79,7 @@ def check_copies(case: Case) -> None:
         verdict.far("a copy with other parameters gives the same output", host(twin, x, Positions.arange(KEYS)), want)
     verdict.close("output after its copy was changed", host(encoding, x, Positions.arange(KEYS)), want, 0.0)
     verdict.close("a shorter run after longer ones", host(encoding, x[:, :5], Positions.arange(5)), short, 0.0)
-    trained = host(encoding.train(), x, Positions.arange(KEYS))
+    trained = host(encoding.train(), x, Positions.arange(KEYS).batched(BATCH))
     verdict.close("output in eval mode", host(encoding.eval(), x, Positions.arange(KEYS)), want, 0.0)
     verdict.must(trained.shape == want.shape, "the output has another shape in train mode")
 
@@ -121,7 +121,7 @@ def _run(layers: Stack, host: Host, x: Tensor, positions: Positions, **how: Any)
 def check_shared_once(case: Case) -> None:
     """What layers share is computed once, at the entrance, and its gradient is the sum over the layers."""
     verdict = Verdict(case.id, "shared once")
-    layers, host, positions = stack(case.make, LAYERS).double(), case.host(), Positions.arange(KEYS)
+    layers, host, positions = stack(case.make, LAYERS).double().eval(), case.host(), Positions.arange(KEYS)
     redraw(layers, 1, None)
     x = _tokens(case)
     prepared = layers.prepare(positions)
@@ -143,7 +143,7 @@ def check_shared_once(case: Case) -> None:
 def check_checkpointing(case: Case) -> None:
     """Non-reentrant checkpointing gives equal gradients; reentrant refuses shared values that need gradients."""
     verdict = Verdict(case.id, "checkpointing")
-    layers, host, positions = stack(case.make, LAYERS).double(), case.host(), Positions.arange(KEYS)
+    layers, host, positions = stack(case.make, LAYERS).double().eval(), case.host(), Positions.arange(KEYS)
     redraw(layers, 1, None)
     x = _tokens(case).requires_grad_()
     wanted = [*layers.parameters(), *host.parameters(), x]

@@ -15,7 +15,8 @@ def _ids(ids: Any, batch: int) -> list[list[int]]:
 
 
 def attend(
-    logit: Callable[..., Any],
+    logit: Callable[..., Any] | None,
+    row: Callable[..., Any] | None,
     value: Callable[..., Any] | None,
     p: Mapping[str, Any],
     q: Any,
@@ -26,7 +27,10 @@ def attend(
     mask: Any = None,
     causal: bool = False,
 ) -> Any:
-    """Softmax-weighted sum of values [B H I D] for tensors q, k, v, position ids query and key."""
+    """Softmax-weighted sum of values [B H I D] for tensors q, k, v, position ids query and key.
+
+    ``logit`` is the equation of one pair, or ``row`` that of all heads and keys of one query.
+    """
     batch, heads, num_queries, _ = q.shape
     num_keys = k.shape[2]
     query_ids, key_ids = _ids(query, batch), _ids(key, batch)
@@ -34,14 +38,20 @@ def attend(
     allowed = numpy.ones((batch, heads, num_queries, num_keys), dtype=bool)
     if mask is not None:
         allowed &= mask.numpy()
+    if causal:
+        allowed &= numpy.tri(num_queries, num_keys, num_keys - num_queries, dtype=bool)
     out = numpy.zeros((batch, heads, num_queries, v.shape[-1]))
     for b, h, t in numpy.ndindex(batch, heads, num_queries):
         i = query_ids[b][t]
-        last = num_keys - num_queries + t if causal else num_keys - 1
-        seen = [s for s in range(last + 1) if allowed[b, h, t, s]]
+        seen = [s for s in range(num_keys) if allowed[b, h, t, s]]
         if not seen:
             continue
-        logits = [float(logit(p, q[b, h, t], k[b, h, s], i, key_ids[b][s], h)) for s in seen]
+        if row is not None:
+            lines = row(p, q[b, :, t], k[b], i, numpy.array(key_ids[b]), allowed[b, :, t])
+            logits = [float(lines[h, s]) for s in seen]
+        else:
+            assert logit is not None
+            logits = [float(logit(p, q[b, h, t], k[b, h, s], i, key_ids[b][s], h)) for s in seen]
         top = max(logits)
         powers = [math.exp(x - top) for x in logits]
         for s, power in zip(seen, powers, strict=True):
