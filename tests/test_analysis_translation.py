@@ -10,7 +10,7 @@ import torch
 
 from locant.analysis.diagonals import diagonal_means, explained, invariance, shuffled, summary
 from locant.analysis.kernels import fit_kernels
-from locant.analysis.model import position_vectors, read_model
+from locant.analysis.model import position_vectors, projection, read_model
 from locant.analysis.translation_invariance import (
     head_invariance,
     position_logits,
@@ -245,3 +245,29 @@ def test_tisa_weights_are_read_back_from_a_model():
     found = translation_invariance(read_model(model))
     assert len(found.kernels) == 2 and all(need == 1 for kernel in found.kernels for need in kernel.needed)
     assert len(found.kernels[0].needed) == HEADS
+
+
+def test_the_cosine_variant_forgets_how_long_rows_are():
+    rows = torch.randn(13, 7, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    long = rows * torch.arange(1, 14, dtype=torch.float64)[:, None]
+    assert table_invariance(long).cosine.r2 == pytest.approx(table_invariance(rows).cosine.r2, rel=1e-12)
+    assert table_invariance(long).r2 != pytest.approx(table_invariance(rows).r2, rel=1e-2)
+
+
+def test_sources_with_bias_hold_the_biases_of_the_projections():
+    reader = read_model(host("bert"))
+    sources = {name: logits(1) for _, name, logits in position_logits(reader)}
+    for name, x in position_vectors(reader).treatments().items():
+        for source, bias in ((name, False), (f"{name}_bias", True)):
+            assert torch.equal(sources[source], projection(reader).logits(x, x, 1, bias))
+        assert not torch.allclose(sources[name], sources[f"{name}_bias"])
+
+
+def test_what_kernels_explain_is_weighted_by_the_pairs_at_each_offset():
+    n = 17
+    noise = torch.randn(2, 2 * n - 1, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    found, k = fit_kernels(noise, kernels=2), torch.arange(-(n - 1), n)
+    weight = (n - k.abs()).double() / n**2
+    residual = (weight * (noise - found.scores(k)) ** 2).sum(-1)
+    spread = (weight * (noise - (weight * noise).sum(-1, keepdim=True)) ** 2).sum(-1)
+    assert (1 - residual / spread).tolist() == pytest.approx(found.r2[:, -1].tolist(), abs=1e-9)
