@@ -8,6 +8,7 @@ import pytest
 
 from locant.analysis import locality as measures
 from locant.encodings.cope import Cope
+from locant.graphs import distances
 from locant.positions import Positions
 from locant.terms import Clip, LogBucket, SignedLogBucket
 
@@ -43,3 +44,8 @@ def count_keys_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures of matrices that read the keys from last to first."""
     original = measures.as_double
     monkeypatch.setattr(measures, "as_double", lambda matrix: original(matrix).flip(-1))
+
+
+def forget_degrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Laplacian without the degrees on its diagonal."""
+    monkeypatch.setattr(distances, "laplacian", lambda graph: -distances.adjacency(graph))

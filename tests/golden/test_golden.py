@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from tests.golden import (  # noqa: F401  (they register their checks)
     adaptive,
     augmented,
+    graph_study,
     hosts,
     length_study,
     locality,
@@ -26,6 +27,7 @@ from tests.golden.cases import Case, Comparison, find_cases
 from tests.golden.faults import (
     count_from_the_first_key,
     count_keys_backwards,
+    forget_degrees,
     number_queries_backwards,
     turn_the_sign_of_offsets,
 )
@@ -134,6 +136,7 @@ def test_set_c_is_skipped_by_group(tmp_path):
 
 MATRICES = {("B", "locality_symmetry")}
 CONTENTS = {("x-transformers", "CoPE")}  # reads no ids
+GRAPHS = {("C", "graph")}  # neither
 TABLES = {
     ("transformers", "T5Attention._relative_position_bucket"),
     ("transformers", "make_log_bucket_position"),
@@ -147,6 +150,7 @@ def test_a_fault_fails_every_check(key, monkeypatch):
     verified(FIRST[key])
     plant = turn_the_sign_of_offsets if key in TABLES else number_queries_backwards
     plant = count_from_the_first_key if key in CONTENTS else plant
+    plant = forget_degrees if key in GRAPHS else plant
     (count_keys_backwards if key in MATRICES else plant)(monkeypatch)
     with pytest.raises(AssertionError, match=r"Tensor-likes are not"):
         verified(FIRST[key])

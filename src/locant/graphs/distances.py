@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 UNREACHABLE = math.inf
@@ -42,7 +42,7 @@ def adjacency_matrix(graph: Any) -> np.ndarray:
             )
         matrix = nx.to_numpy_array(graph, dtype=float)
     elif isinstance(graph, np.ndarray | Tensor):
-        matrix = np.array(graph, dtype=float)
+        matrix = graph.double().numpy(force=True).copy() if isinstance(graph, Tensor) else graph.astype(float)
     else:
         raise TypeError(f"graphs: {type(graph).__name__} is no graph; give a networkx graph, or an adjacency matrix")
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
@@ -72,7 +72,7 @@ def spectrum(graph: Any) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"]]:
     return values.clamp(min=0), vectors
 
 
-def components(graph: Any) -> Float[Tensor, " n"]:
+def components(graph: Any) -> Int[Tensor, " n"]:
     """The number of the component of each node."""
     from scipy.sparse.csgraph import connected_components
 

@@ -1,0 +1,225 @@
+"""Tasks of `locant compare` beside masked language models: problems, series of them, causal models of text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from locant.compare.executors import InlineExecutor
+from locant.compare.grid import compare
+from locant.compare.objective import TASKS, find_objective
+from locant.compare.recipe import read_recipe
+from locant.compare.results import LengthScore, ResultTable, RunResult, read_results
+from locant.compare.series import compare_series, generalization, generalization_text
+from locant.training.causal import IGNORED, PairCollate, Pairs, WindowCollate, build_gpt2, generate, next_token_logits
+from locant.training.mlm import EncodingChoice, ModelSize
+from tests.compare_runs import table, write_text
+
+SIZE = {"num_layers": 1, "model_dim": 8, "num_heads": 2, "dropout": 0.0}
+
+
+def problem_table(**changes: Any) -> dict[str, Any]:
+    """A recipe of two problems, small enough for a test."""
+    body: dict[str, Any] = {
+        "task": "length_generalization",
+        "encodings": ["none", "rope"],
+        "seeds": [1],
+        "model": SIZE,
+        "train": {"steps": 3, "batch_size": 4, "device": "cpu", "curve_points": 3},
+        "problems": {
+            "names": ["copy_rsc", "addition"],
+            "ranges": {"copy_rsc": [[2, 3], [4, 5]], "addition": [[1, 2], [3, 3]]},
+            "num_train": 30,
+            "num_validation": 6,
+            "num_test": 10,
+        },
+        "measure": {"rounds": 0},
+    }
+    for key, value in changes.items():
+        body[key] = {**body.get(key, {}), **value} if isinstance(value, dict) else value
+    return body
+
+
+def one_problem(**changes: Any) -> dict[str, Any]:
+    return problem_table(problems={"names": ["copy_rsc"], "ranges": {"copy_rsc": [[2, 3], [4, 5]]}}, **changes)
+
+
+def test_a_series_is_one_comparison_for_each_problem_and_goes_on_where_it_was(tmp_path: Path):
+    recipe = read_recipe(problem_table())
+    tables = compare_series(recipe, tmp_path, executor=InlineExecutor)
+    assert list(tables) == ["copy_rsc", "addition"] and (tmp_path / "exact_match.txt").is_file()
+    assert read_results(tmp_path / "addition" / "results.json") == tables["addition"]
+    scores = tables["copy_rsc"].runs[0].lengths
+    assert [(one.length, one.factor) for one in scores] == [(3, 1), (4, 4 / 3), (5, 5 / 3)]
+    assert all(one.accuracy is not None and 0 <= one.accuracy <= 1 and one.loss for one in scores)
+    assert tables["copy_rsc"].environment["text"]["problem"] == "copy_rsc"
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("**/run.json")}
+    assert len(stamps) == 4
+    assert compare_series(recipe, tmp_path, executor=InlineExecutor)["addition"].runs == tables["addition"].runs
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("**/run.json")} == stamps
+    body = json.loads((tmp_path / "exact_match.json").read_text(encoding="utf-8"))
+    assert set(body["reciprocal_rank"]) == {"none", "rope"}
+
+
+def test_one_problem_alone_fills_the_folder_itself(tmp_path: Path):
+    recipe = read_recipe(one_problem(encodings=["none"], measure={"rounds": 1, "seconds": 0.01}))
+    compare_series(recipe, tmp_path, executor=InlineExecutor)
+    found = read_results(tmp_path / "results.json")
+    assert found.trained_length == 3 and found.speeds["none"].train_tokens_per_second
+
+
+def test_several_problems_are_not_one_comparison(tmp_path: Path):
+    with pytest.raises(ValueError, match="names 2 problems"):
+        compare(read_recipe(problem_table()), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (problem_table(task="sorting"), "task = 'sorting' is not a task"),
+        (problem_table(problems={"names": []}), "names no problem"),
+        (problem_table(problems={"names": ["copy_rcs"]}), "'copy_rcs', which is no problem; did you mean 'copy_rsc'"),
+        (problem_table(problems={"names": ["parity", "parity"]}), "'parity' twice"),
+        (problem_table(problems={"scratchpad": "ful"}), "scratchpad = 'ful' is not a choice; did you mean 'full'"),
+        (problem_table(problems={"scratchpad": "full"}), "copy_rsc: scratchpad = 'full', but it has no steps"),
+        (problem_table(problems={"num_test": 0}), "num_test = 0"),
+        (problem_table(problems={"symbols": 500}), "a pool of 500"),
+        (problem_table(problems={"ranges": {"copy_rsc": [2, 3]}}), r"ranges.copy_rsc = \[2, 3\]"),
+        (problem_table(problems={"names": ["lego"], "ranges": {"lego": [[4, 8], [9, 30]]}}), "at most 26"),
+        (problem_table(problems={"ranges": {"addition": [[0, 2], [3, 4]]}}), r"length = \(0, 0\)"),
+        (problem_table(train={"length": 64}), "train.length = 64 has no meaning"),
+        (problem_table(train={"checkpoints": 2}), "train.checkpoints = 2, but task = 'length_generalization'"),
+        (problem_table(text={"text": "x"}), "text.text = 'x' has no meaning for task = 'length_generalization'"),
+        (problem_table(evaluate={"shifts": [5]}), r"evaluate.shifts = \(5,\) has no meaning"),
+        (problem_table(encodings=["nome"]), "did you mean 'none'"),
+    ],
+)
+def test_what_a_recipe_of_problems_cannot_mean_is_named(body, message):
+    with pytest.raises(ValueError, match=message):
+        read_recipe(body)
+
+
+def test_problems_have_no_meaning_to_other_tasks(tmp_path: Path):
+    body = table(write_text(tmp_path / "text.txt"), problems={"names": ["parity"]})
+    with pytest.raises(ValueError, match=r"problems.names = \('parity',\) has no meaning for task = 'mlm'"):
+        read_recipe(body)
+    with pytest.raises(ValueError, match="has no meaning for task = 'causal_lm'"):
+        read_recipe({**body, "task": "causal_lm"})
+
+
+def test_a_table_that_is_too_short_for_the_examples_is_named(tmp_path: Path):
+    recipe = read_recipe(one_problem(model={"max_positions": 8}))
+    result = compare(recipe, tmp_path, executor=InlineExecutor)
+    assert result.runs[0].status == "failed" and "model.max_positions = 8" in str(result.runs[0].reason)
+
+
+def test_the_keys_of_runs_made_before_there_were_tasks_are_the_same(tmp_path: Path):
+    recipe = read_recipe(table(write_text(tmp_path / "text.txt")))
+    assert not {"task", "problems"} & recipe.shared().keys()
+    assert {"task", "problems"} <= dataclasses.replace(recipe, task="causal_lm").shared().keys()
+    assert find_objective(TASKS[0]).trained_length(recipe) == 9
+
+
+# Scores over problems
+
+
+def result(scores: dict[str, list[tuple[float, float]]]) -> ResultTable:
+    """Runs with (validation, test) accuracy for each seed."""
+    runs = []
+    for label, values in scores.items():
+        for seed, (near, far) in enumerate(values):
+            lengths = (LengthScore(10, 1, 0.5, near), LengthScore(11, 1.1, 0.5, far), LengthScore(12, 1.2, 0.5, 0.0))
+            runs.append(RunResult(label, {}, seed, "done", lengths=lengths))
+    return ResultTable({}, next(iter(scores)), 10, tuple(runs))
+
+
+def test_reciprocal_ranks_use_the_lengths_beyond_the_trained_one():
+    tables = {
+        "copy_rsc": result({"none": [(0.1, 0.9), (0.3, 0.7)], "rope": [(1.0, 0.2), (1.0, 0.0)]}),
+        "parity": result({"none": [(0.5, 0.4)], "rope": [(0.5, 0.6)]}),
+    }
+    found = generalization(tables)
+    assert found.test["copy_rsc"]["none"].mean == pytest.approx(0.4)
+    assert found.validation["copy_rsc"]["none"].mean == pytest.approx(0.2)
+    assert found.reciprocal_rank == {"none": 0.75, "rope": 0.75}
+    lines = generalization_text(found).splitlines()
+    assert lines[1].split() == ["encoding", "copy_rsc", "parity", "mean", "1/rank"] and "0.400 ± 0.071" in lines[3]
+
+
+def test_an_encoding_that_did_not_finish_a_problem_takes_that_problem_out():
+    half = result({"none": [(0.1, 0.9)], "rope": [(1.0, 0.2)]})
+    failed = RunResult("rope", {}, 0, "failed", "loss was nan")
+    tables = {"copy_rsc": half, "parity": dataclasses.replace(half, runs=(half.runs[0], failed))}
+    assert generalization(tables).reciprocal_rank == {"none": 1.0, "rope": 0.5}
+
+
+# Causal training
+
+
+def test_the_loss_is_on_targets_alone_and_the_end_is_predicted():
+    pairs = Pairs.join([((5, 6), (7,)), ((8,), (9, 10, 11))], end_id=1)
+    batch = PairCollate(pairs, pad_id=0)([{"example_id": 0}, {"example_id": 1}])
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 1, 0], [8, 9, 10, 11, 1]]
+    assert batch["labels"].tolist() == [[IGNORED, IGNORED, 7, 1, IGNORED], [IGNORED, 9, 10, 11, 1]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0], [1] * 5]
+    with pytest.raises(ValueError, match="example 0 has a prompt of 0 tokens"):
+        Pairs.join([((), (7,))], end_id=1)
+
+
+def test_every_token_of_a_window_but_the_first_is_predicted():
+    import numpy as np
+
+    batch = WindowCollate()([{"input_ids": np.array([4, 5, 6]), "example_id": 3}])
+    assert batch["labels"].tolist() == [[IGNORED, 5, 6]] and batch["example_ids"].tolist() == [3]
+
+
+@pytest.mark.parametrize("encoding", ["none", "absolute", "sinusoidal", "t5", "alibi", "rope"])
+def test_greedy_writing_with_a_cache_and_padding_is_what_full_passes_choose(encoding: str):
+    size = ModelSize(num_layers=2, model_dim=16, num_heads=2, dropout=0.0, init_std=0.5)
+    host = build_gpt2(size, 13, 20, EncodingChoice(encoding), seed=3).model.eval()
+    prompts = [[5, 6, 7, 8], [9], [4, 12]]
+    written = generate(host, prompts, 6, pad_id=0, end_id=1)
+    for prompt, found in zip(prompts, written, strict=True):
+        ids = list(prompt)
+        for token in found:
+            with torch.no_grad():
+                best = int(host(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+            assert token == best
+            if token == 1:
+                break
+            ids.append(token)
+
+
+def test_each_token_is_predicted_from_the_one_before_it():
+    host = build_gpt2(ModelSize(**SIZE), 13, 20, EncodingChoice("none"), seed=1).model.eval()
+    ids = torch.tensor([[5, 6, 7, 1]])
+    labels = torch.tensor([[IGNORED, IGNORED, 7, 1]])
+    with torch.no_grad():
+        logits, targets = next_token_logits(host, ids, labels)
+        full = host(ids, use_cache=False).logits
+    assert targets.tolist() == [7, 1]
+    torch.testing.assert_close(logits, full[0, 1:3])
+
+
+def test_host_weights_and_counts_of_parameters_do_not_depend_on_the_encoding():
+    one, other = (build_gpt2(ModelSize(**SIZE), 13, 20, EncodingChoice(name), seed=1) for name in ("none", "absolute"))
+    assert torch.equal(one.model.transformer.wte.weight, other.model.transformer.wte.weight)
+    assert (one.extra_parameters, other.extra_parameters) == (0, 20 * 8)
+    assert other.total_parameters - one.total_parameters == 160
+
+
+def test_a_causal_model_of_text_is_scored_at_longer_windows(tmp_path: Path):
+    body = table(write_text(tmp_path / "text.txt"), encodings=["none", "absolute"], evaluate={"lengths": [9, 18, 72]})
+    result = compare(read_recipe({**body, "task": "causal_lm"}), tmp_path / "out", executor=InlineExecutor)
+    none, absolute = result.runs
+    assert [(one.length, one.factor) for one in none.lengths] == [(9, 1), (18, 2), (72, 8)]
+    assert all(one.loss is not None and 2 < one.loss < 6 for one in none.lengths)
+    assert absolute.lengths[1].loss is None and "beyond its table of 9 rows" in str(absolute.lengths[1].reason)
+    assert [one.shift for one in none.shifts] == [0, 4]
+    with pytest.raises(ValueError, match="train.checkpoints = 1, but task = 'causal_lm'"):
+        read_recipe({**body, "task": "causal_lm", "train": {**body["train"], "checkpoints": 1}})
