@@ -276,3 +276,31 @@ def test_matthews_is_undefined_for_constant_labels():
     assert matthews([1, 1], [1, 0]) is None and matthews([1, 0], [1, 1]) is None
     with pytest.raises(ValueError, match="got 1 predictions for 2 labels"):
         matthews([1], [1, 0])
+
+
+def test_drift_is_the_mean_over_windows_at_every_shift():
+    reader, both = read_model(host("bert")), tokens(2, 9)
+    whole, one, other = (drift(reader, windows, (0, 4)) for windows in (both, both[:1], both[1:]))
+    for name in ("cosine", "l2"):
+        mean = (getattr(one, name) + getattr(other, name)) / 2
+        assert torch.allclose(getattr(whole, name), mean, atol=1e-12) and not torch.allclose(mean[0], mean[1])
+
+
+def test_perplexity_is_over_all_tokens_not_over_texts():
+    class Costly(Rule):
+        def token_scores(self, ids, shift=0):
+            return -torch.tensor([float(x) for x in ids], dtype=torch.float64)
+
+    found = perplexity(Costly(read_model(host("gpt2")), "causal"), [(1, 1, 1), (2,)], (0,))
+    assert found.mean.tolist() == pytest.approx([math.exp(5 / 4)])
+    assert found.per_text.tolist()[0] == pytest.approx([math.e, math.exp(2)])
+
+
+def test_few_shot_sums_the_tokens_of_the_option_and_nothing_of_the_prompt():
+    items = [Choice((1, 9, 9), ((5, 1), (4,)), 0), Choice((7,), ((2, 2, 2), (5,)), 0)]
+    assert few_shot(rule(), items, (0,)).accuracy.tolist() == [1.0]
+
+
+def test_rows_of_the_matrix_are_trained_and_columns_tested():
+    found = shift_matrix(lambda k, seed: k, lambda model, k: float(model > k), (0, 5), (0,))
+    assert found.mean.tolist() == [[0.0, 0.0], [1.0, 0.0]]

@@ -204,6 +204,7 @@ def test_checkpoints_without_table_or_loss():
     assert second.r2 is not None and found.with_loss["r2"] == correlate([], [])
     assert first.words_r2 is not None and first.words_null is not None and first.words_null < first.words_r2
     assert found.length == UNLIMITED
+    assert first.heads_null is not None and first.heads_null < 0.2, "a bias is explained by its offset in any order"
     with pytest.raises(ValueError, match="got 0 of them"):
         over_checkpoints([])
 
@@ -215,3 +216,9 @@ def test_correlations_of_few_or_constant_values_are_undefined():
     assert found.spearman == pytest.approx(1) and found.pearson == pytest.approx(0.98437, abs=1e-4) and found.n == 4
     with pytest.raises(ValueError, match="got 2 and 3 values"):
         correlate([1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+def test_a_probe_is_judged_by_the_held_out_sequences():
+    planted = torch.eye(6).expand(8, 6, 6)
+    found = read_positions(planted, planted.flip(1)[:3])
+    assert found.distance > 2 and found.mean_prediction.tolist() == pytest.approx([5, 4, 3, 2, 1, 0])
