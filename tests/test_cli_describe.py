@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,20 @@ def test_list_has_a_line_for_each_encoding() -> None:
     assert result.exit_code == 0
     first_words = [line.split()[0] for line in result.stdout.splitlines() if line]
     assert set(locant.names()) <= set(first_words)
+
+
+def test_a_narrow_terminal_gets_all_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from locant.cli.facts import all_facts
+    from locant.cli.list_encodings import print_table
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((80, 24)))
+    rows = all_facts()
+    print_table(rows)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    words = " ".join(shown.split())
+    assert all(f"{' '.join(row['summary'].split())} ({row['paper']['source']})" in words for row in rows)
 
 
 def test_list_as_json_is_complete() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 from typing import Annotated, Any
 
 import typer
@@ -39,7 +40,7 @@ def list_encodings(as_json: Annotated[bool, typer.Option("--json", help="Print J
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """One line for each encoding, cut at the width of a terminal."""
+    """One line for each encoding; where a terminal is too narrow for it, what it is goes below, folded."""
     header = ("name", "acts in", "shift", "beyond", "layers", "paper", "what it is")
     cells: list[tuple[str, ...]] = [header]
     for row in rows:
@@ -50,9 +51,23 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         cells.append(
             (row["name"], sites, shift, properties["beyond_range"], properties["layers"], paper, row["summary"])
         )
-    widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
+    lines = _aligned(cells)
     limit = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in cells:
-        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        print(text[: limit - 1] + "…" if limit is not None and len(text) > limit else text)
+    if limit is not None and max(map(len, lines)) > limit:
+        lines = _folded(cells, limit)
+    print("\n".join(lines))
     print("\nlocant describe NAME tells the equation, the options and the parameters of one.")
+
+
+def _aligned(cells: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+
+
+def _folded(cells: list[tuple[str, ...]], limit: int) -> list[str]:
+    """The short columns in one line; below it, what the encoding is, and its paper."""
+    lines: list[str] = []
+    for short, line in zip(_aligned([line[:5] for line in cells]), cells, strict=True):
+        lines += textwrap.wrap(short, limit, subsequent_indent="    ", drop_whitespace=False)
+        lines += textwrap.wrap(f"{line[6]} ({line[5]})", limit, initial_indent="    ", subsequent_indent="    ")
+    return lines

@@ -7,6 +7,7 @@ the call and hands them to the attention modules as a keyword. What the host bri
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -60,6 +61,43 @@ def attach(
     Raises: ValueError for a model without known attention, one that is attached already, sizes it does not tell, and
     whatever the encoding refuses.
     """
+    sites = _free_sites(model)
+    _check_choices(model, sites, encoding, backend, init, fit_inputs)
+    keep_scale = init != "paper" if keep_scale is None else keep_scale
+    choices = Spec(_names(encoding), options, share_layers, keep_absolute, backend, {}, init, keep_scale)
+    plans = [_plan(site, encoding, choices) for site in sites]
+    interface.register()
+    inputs = None if init != "fit" else _fit_inputs(plans, fit_inputs)
+    host = None if inputs is None else _host_logits(model, inputs)
+    give_own_configs(model, sites)
+    for plan in plans:
+        _install(plan)
+        if init == "neutral":
+            starts.neutralize(dict.fromkeys(plan.built))
+    if host is not None and inputs is not None:
+        try:
+            starts.fit(model, host, inputs)
+        except BaseException:
+            detach(model)
+            raise
+    return model
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What one stack of layers gets: all of it checked and built, none of it installed.
+
+    ``stand_ins``: (kind, path, module) that takes the place of each thing the host brings of its own.
+    """
+
+    site: Site
+    built: Stack
+    spec: Spec
+    stand_ins: list[tuple[str, str, nn.Module]]
+
+
+def _free_sites(model: nn.Module) -> list[Site]:
+    """The stacks of a model. Raises: ValueError where one is attached, or served from a model above it."""
     there = attachments(model)
     if there:
         raise ValueError(
@@ -72,6 +110,12 @@ def attach(
             f"attach: the layers of {type(model).__name__} are served from a model above it already; call "
             "locant.hf.detach on that model first"
         )
+    return sites
+
+
+def _check_choices(
+    model: nn.Module, sites: list[Site], encoding: EncodingLike, backend: str, init: str, fit_inputs: Any
+) -> None:
     if backend not in ("auto", *BACKENDS):
         raise ValueError(
             f"attach: unknown backend {backend!r}; choose 'auto' or one of {', '.join(map(repr, BACKENDS))}"
@@ -81,37 +125,24 @@ def attach(
             f"attach: {type(model).__name__} has {len(sites)} stacks of layers ({', '.join(s.path for s in sites)}), "
             f"which cannot share one {type(encoding).__name__}; give its name, or attach to each stack"
         )
-    keep_scale = init != "paper" if keep_scale is None else keep_scale
     if fit_inputs is not None and init != "fit":
         raise ValueError(f"attach: fit_inputs were given but init={init!r} fits nothing; give init='fit'")
-    prepared = []
-    for site in sites:
-        sizes = {**host_sizes(site, options), **{k: v for k, v in options.items() if k in SIZES}}
-        chosen = {k: v for k, v in options.items() if k not in SIZES}
-        built = build(site, encoding, share_layers, sizes, chosen, "model_dim" in options)
-        starts.check_start(init, dict.fromkeys(built), keep_absolute)
-        spec = Spec(_names(encoding), options, share_layers, keep_absolute, backend, sizes, init, keep_scale)
-        prepared.append((site, built, spec, [] if keep_absolute else _stand_ins(site, sizes["max_length"])))
-    interface.register()
-    if init == "fit":
-        inputs = (
-            starts.drawn_inputs(sites, [p[2].sizes for p in prepared])
-            if fit_inputs is None
-            else (starts.given_inputs(fit_inputs))
-        )
-        host = _host_logits(model, inputs)
-    give_own_configs(model, sites)
-    for site, built, spec, stand_ins in prepared:
-        _install(site, built, spec, stand_ins)
-        if init == "neutral":
-            starts.neutralize(dict.fromkeys(built))
-    if init == "fit":
-        try:
-            starts.fit(model, host, inputs)
-        except BaseException:
-            detach(model)
-            raise
-    return model
+
+
+def _plan(site: Site, encoding: EncodingLike, choices: Spec) -> _Plan:
+    options = choices.options
+    sizes = {**host_sizes(site, options), **{k: v for k, v in options.items() if k in SIZES}}
+    chosen = {k: v for k, v in options.items() if k not in SIZES}
+    built = build(site, encoding, choices.share_layers, sizes, chosen, "model_dim" in options)
+    starts.check_start(choices.init, dict.fromkeys(built), choices.keep_absolute)
+    stand_ins = [] if choices.keep_absolute else _stand_ins(site, sizes["max_length"])
+    return _Plan(site, built, replace(choices, sizes=sizes), stand_ins)
+
+
+def _fit_inputs(plans: list[_Plan], given: Any) -> starts.Inputs:
+    if given is not None:
+        return starts.given_inputs(given)
+    return starts.drawn_inputs([plan.site for plan in plans], [plan.spec.sizes for plan in plans])
 
 
 def _host_logits(model: nn.Module, inputs: starts.Inputs) -> list[list[interface.Seen]]:
@@ -201,7 +232,8 @@ def _set_kernel(config: Any, kernel: str | None) -> None:
     setattr(config, internal if internal in vars(config) else "_attn_implementation", kernel)
 
 
-def _install(site: Site, built: Stack, spec: Spec, stand_ins: list[tuple[str, str, nn.Module]]) -> None:
+def _install(plan: _Plan) -> None:
+    site, built, spec = plan.site, plan.built, plan.spec
     module, attention = site.module, site.attention
     like = next((p for p in module.parameters() if p.is_floating_point()), None)
     built.to(device=None if like is None else like.device, dtype=None if like is None else like.dtype)
@@ -209,7 +241,7 @@ def _install(site: Site, built: Stack, spec: Spec, stand_ins: list[tuple[str, st
     attachment = Attachment(built, spec, site, kernel)
     if spec.keep_absolute:
         attachment.kept_rows, attachment.spare_rows = table_rows(site), spare_rows(site)
-    for kind, path, stand_in in stand_ins:
+    for kind, path, stand_in in plan.stand_ins:
         parent, name = _parent(module, path)
         attachment.held.append(_replace(parent, name, kind, path, stand_in))
         attachment.feeds_zeros |= kind == "table" and any(

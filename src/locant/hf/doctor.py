@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -123,7 +124,7 @@ def _tried(name: str, check: Callable[[], Finding | list[Finding] | None]) -> li
     try:
         found = check()
     except Exception as error:
-        text = " ".join(str(error).split())[:150]
+        text = textwrap.shorten(str(error), 200, placeholder=" ...")
         return [Finding(name, "FAULT" if name == "runs" else "cannot", f"{type(error).__name__}: {text}")]
     return [] if found is None else found if isinstance(found, list) else [found]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def _kind(folder: Path) -> Any:
 
 
 def _no_model(source: str | os.PathLike[str], error: Exception) -> ValueError:
-    reason = " ".join(str(error).split())[:200]
+    reason = textwrap.shorten(str(error), 300, placeholder=" ...")
     return ValueError(f"diagnose: no model could be loaded from {str(source)!r}: {reason}")
 
 

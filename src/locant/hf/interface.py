@@ -87,9 +87,17 @@ def attention_forward(
     that the positions do not cover.
     """
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
-    locant = vars(module).get("locant_route") if locant is None else locant
-    if locant is not None and hasattr(module, "locant_index") and not locant.keeps_bias:
+    index, route = getattr(module, "locant_index", None), vars(module).get("locant_route") if locant is None else locant
+    weights = bool(kwargs.get("output_attentions")) or (route is not None and route.weights)
+    if index is not None and route is None:
+        raise RuntimeError(
+            f"attach: {type(module).__name__} {index} got no positions; call the model (or its stack of layers), "
+            "which computes them, not the layer by itself (gradient checkpointing, too, needs a host that hands "
+            "keywords on)"
+        )
+    if index is not None and route is not None and not route.keeps_bias:
         position_bias = None  # switched off: T5 hands zeros to its layers
+    plain = not weights and softcap is None and s_aux is None  # what the host's own kernel can do
     host = functools.partial(
         sdpa_attention_forward,
         module,
@@ -102,54 +110,55 @@ def attention_forward(
         is_causal=causal,
         position_bias=position_bias,
     )
-    index = getattr(module, "locant_index", None)
-    weights = bool(kwargs.get("output_attentions")) or (locant is not None and locant.weights)
-    if index is not None and locant is None:
-        raise RuntimeError(
-            f"attach: {type(module).__name__} {index} got no positions; call the model (or its stack of layers), "
-            "which computes them, not the layer by itself (gradient checkpointing, too, needs a host that hands "
-            "keywords on)"
-        )
-    if index is None or locant is None:
-        if not weights and softcap is None and s_aux is None:
+    if index is None or route is None:
+        if plain:
             return host()
         return _plain(query, key, value, attention_mask, scaling, dropout, causal, position_bias, softcap, s_aux)
     windowed = kwargs.get("sliding_window") is not None or _windowed(module)
-    locant = replace(locant, positions=seen_positions(module, key, locant, windowed))
-    if locant.watch is not None:
+    route = replace(route, positions=seen_positions(module, key, route, windowed))
+    if route.watch is not None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         keys = _grouped(query, key)
-        locant.watch(Seen(module, index, query, keys, scale, attention_mask, causal, position_bias, locant))
-    free = not locant.acts[index] and locant.backend == "auto" and not weights and softcap is None and s_aux is None
-    free = free and locant.positions.query_document is None
-    if free and locant.host_kernel == "sdpa":
+        route.watch(Seen(module, index, query, keys, scale, attention_mask, causal, position_bias, route))
+    if plain and _leaves_to_host(route, index):
         return host()
-    encoding = locant.encodings[index]
-    if s_aux is not None:
-        key, value, attention_mask, seen = with_sink(query, key, value, attention_mask, causal, locant.positions)
-        locant = replace(locant, positions=seen)
+    options: dict[str, Any] = dict(scale=scaling, dropout=dropout, softcap=softcap, return_weights=weights)
+    return _encoded(module, index, query, key, value, attention_mask, causal, position_bias, s_aux, route, options)
+
+
+def _leaves_to_host(route: Route, index: int) -> bool:
+    """Whether there is nothing to add to what the host's own kernel computes."""
+    free = not route.acts[index] and route.backend == "auto" and route.positions.query_document is None
+    return free and route.host_kernel == "sdpa"
+
+
+def _encoded(
+    module: nn.Module,
+    index: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    route: Route,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of one module with its encoding; ``bias`` is the host's own."""
+    encoding = route.encodings[index]
+    if sinks is not None:
+        key, value, mask, seen = with_sink(query, key, value, mask, causal, route.positions)
+        route = replace(route, positions=seen)
     key, value = _grouped(query, key), _grouped(query, value)
-    query, key = encoding.query_key(query, key, locant.positions)
-    layer = Layer(query, key, locant.x, *projections(module, locant.projections, query.shape[1], key.shape[-1]))
-    terms = encoding.terms(locant.positions, layer)
-    if position_bias is not None:
-        terms += (PairBias(position_bias),)
-    out = attention_with_mask(
-        query,
-        key,
-        value,
-        terms,
-        locant.positions,
-        attention_mask,
-        causal,
-        scale=scaling,
-        logit_factor=1.0 if locant.keeps_scale else encoding.logit_factor,
-        dropout=dropout,
-        backend=locant.backend,
-        return_weights=weights,
-        softcap=softcap,
-        sinks=s_aux,
-    )
+    query, key = encoding.query_key(query, key, route.positions)
+    layer = Layer(query, key, route.x, *projections(module, route.projections, query.shape[1], key.shape[-1]))
+    terms = encoding.terms(route.positions, layer)
+    if bias is not None:
+        terms += (PairBias(bias),)
+    factor = 1.0 if route.keeps_scale else encoding.logit_factor
+    options = {**options, "sinks": sinks, "logit_factor": factor, "backend": route.backend}
+    out = attention_with_mask(query, key, value, terms, route.positions, mask, causal, **options)
     out, kept = out if isinstance(out, tuple) else (out, None)
     return out.transpose(1, 2).contiguous(), kept
 

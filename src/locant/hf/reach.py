@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,6 @@ def one_too_many(probe: Probe, limit: int | None) -> Finding:
     return Finding(
         check,
         "FAULT",
-        f"token {limit + 1} ends in {what.splitlines()[0][:70]}",
+        f"token {limit + 1} ends in {textwrap.shorten(what, 100, placeholder=' ...')}",
         f"truncate to {limit} tokens; locant.hf.guard(model) makes it one clear error",
     )
