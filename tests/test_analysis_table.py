@@ -13,6 +13,7 @@ import locant.hf
 from locant.analysis.course import correlate, over_checkpoints
 from locant.analysis.diagonals import explained
 from locant.analysis.model import UNLIMITED, position_vectors, read_model
+from locant.analysis.passes import run
 from locant.analysis.probe import chance_distance, position_probe, read_positions
 from locant.analysis.table import (
     analyze_table,
@@ -222,3 +223,12 @@ def test_a_probe_is_judged_by_the_held_out_sequences():
     planted = torch.eye(6).expand(8, 6, 6)
     found = read_positions(planted, planted.flip(1)[:3])
     assert found.distance > 2 and found.mean_prediction.tolist() == pytest.approx([5, 4, 3, 2, 1, 0])
+
+
+def test_each_layer_is_read_from_its_own_states():
+    reader, train, test = read_model(host("bert")), tokens(6, 9), tokens(3, 9, seed=1)
+    found = position_probe(reader, train, test, layers=(0, LAYERS), steps=15)
+    for at, layer in enumerate((0, LAYERS)):
+        states = [run(reader, windows, hidden=True).hidden[layer] for windows in (train, test)]
+        assert read_positions(*states, steps=15).mean_prediction.tolist() == found.mean_prediction[at].tolist()
+    assert found.mean_prediction[0].tolist() != found.mean_prediction[1].tolist()
