@@ -20,7 +20,7 @@ from transformers.models.bert.modeling_bert import BertEncoder
 
 import locant
 import locant.hf
-from locant.encoding import Encoding
+from locant.encoding import Encoding, Properties
 from locant.hf import interface
 from locant.hf.attachment import attachments
 from locant.hf.families import FAMILIES, find_sites
@@ -722,6 +722,7 @@ def test_half_precision_hosts_get_encodings_of_their_dtype() -> None:
 
 class Gate(Encoding):
     name = "reads_x"
+    properties = Properties(shift_invariant=True, symmetric=True, beyond_range="defined", layers="shared")
 
     def terms(self, positions: Any, layer: Any) -> tuple[Any, ...]:
         self.seen = layer.x

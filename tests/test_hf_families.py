@@ -73,6 +73,7 @@ def test_the_walk_finds_what_the_table_says(model_type: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # every architecture of transformers, one after the other
 def test_the_committed_table_is_what_the_walk_finds() -> None:
     skip_other_version()
     assert walk.page(list(walk.walk())) == walk.TABLE.read_text(encoding="utf-8")
