@@ -221,5 +221,5 @@ def test_a_causal_model_of_text_is_scored_at_longer_windows(tmp_path: Path):
     assert all(one.loss is not None and 2 < one.loss < 6 for one in none.lengths)
     assert absolute.lengths[1].loss is None and "beyond its table of 9 rows" in str(absolute.lengths[1].reason)
     assert [one.shift for one in none.shifts] == [0, 4]
-    with pytest.raises(ValueError, match="train.checkpoints = 1, but task = 'causal_lm'"):
+    with pytest.raises(ValueError, match=r"train.checkpoints = 1, but task = 'causal_lm'"):
         read_recipe({**body, "task": "causal_lm", "train": {**body["train"], "checkpoints": 1}})

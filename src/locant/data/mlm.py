@@ -182,8 +182,8 @@ class ScheduledDataset(Dataset):
     resumed at step s goes on with exactly the examples it would have had.
     """
 
-    def __init__(self, windows: Windows, seed: int, num_examples: int) -> None:
-        self.windows = windows
+    def __init__(self, windows: Any, seed: int, num_examples: int) -> None:
+        self.windows = windows  # Windows, or what has their `ids`, `documents` and length
         self.seed = seed
         self.num_examples = num_examples
         self._order: tuple[int, np.ndarray] | None = None  # of the epoch in use
@@ -201,7 +201,7 @@ class ScheduledDataset(Dataset):
         return _example(self.windows, int(self._order[1][place]), epoch)
 
 
-def _example(windows: Windows, index: int, epoch: int) -> dict[str, Any]:
+def _example(windows: Any, index: int, epoch: int) -> dict[str, Any]:
     example = {"input_ids": windows.ids[index], "example_id": index, "epoch": epoch}
     if windows.documents is not None:
         example["document_ids"] = windows.documents[index]

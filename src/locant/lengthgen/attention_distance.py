@@ -42,7 +42,7 @@ DIVERGENCES = {
 
 
 def head_distances(
-    p: Float[Tensor, "B H I J"], q: Float[Tensor, "B G I J"], divergence: str = "jensen_shannon"
+    p: Float[Tensor, "B H I J"], q: Float[Tensor, "C G K L"], divergence: str = "jensen_shannon"
 ) -> Float[Tensor, "H G"]:
     """Mean over samples and rows of the divergence between every head of one model and every head of the other.
 
@@ -63,7 +63,7 @@ def head_distances(
 
 def layer_distance(
     p: Float[Tensor, "B H I J"],
-    q: Float[Tensor, "B G I J"],
+    q: Float[Tensor, "C G K L"],
     divergence: str = "jensen_shannon",
     *,
     public_pairs: bool = False,

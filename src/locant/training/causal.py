@@ -158,7 +158,7 @@ def train_causal(
     from locant.data import ScheduledDataset
     from locant.training.trainer import plain_trainer
 
-    dataset = ScheduledDataset(windows, seed, settings.steps * settings.batch_size)  # type: ignore[arg-type]
+    dataset = ScheduledDataset(windows, seed, settings.steps * settings.batch_size)
     trainer = plain_trainer(make_objective(built.model), dataset, collate, built, settings, seed, work_dir, on_step)
     trainer.train()
     return trainer.curve
