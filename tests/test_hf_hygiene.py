@@ -141,7 +141,8 @@ def test_with_a_frozen_host_only_the_encoding_learns(name: str) -> None:
     first(model(ids)).square().mean().backward()
     optimizer.step()
     moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
-    assert moved == {n for n in before if n.startswith("locant.")}
+    constant = {n for n in before if n.endswith(("mlp.2.bias", "second.bias"))}  # one number a head: softmax ignores it
+    assert moved | constant == {n for n in before if n.startswith("locant.")}
     model.requires_grad_(True)
     assert gradients(model, ids).keys() >= moved
 

@@ -23,6 +23,8 @@ from locant.encoding import Encoding, Layer, Paper, Properties, Sum, load
 from locant.positions import Positions
 from locant.terms import LogitMap, Term
 
+PAPER = Paper("2405.14722", "eq. 4", "Zheng et al. 2024")
+
 
 class Adaptive(Encoding):
     """f: what the logits of all heads, and the biases of all heads, add to the logits.
@@ -31,6 +33,7 @@ class Adaptive(Encoding):
     """
 
     name: str
+    paper = PAPER
     properties = Properties(
         shift_invariant=True,
         symmetric=True,
@@ -141,7 +144,7 @@ class Dape(Sum):
     """
 
     name = "dape"
-    paper = Paper("2405.14722", "eq. 4", "Zheng et al. 2024")
+    paper = PAPER
 
     def __init__(
         self,
