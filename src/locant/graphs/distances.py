@@ -40,7 +40,7 @@ def adjacency_matrix(graph: Any) -> np.ndarray:
                 f"graphs: a directed graph of {len(graph)} nodes came, but its encodings need symmetric pairs; "
                 "give graph.to_undirected()"
             )
-        matrix = nx.to_numpy_array(graph, dtype=float)
+        matrix = nx.to_numpy_array(graph).astype(float)
     elif isinstance(graph, np.ndarray | Tensor):
         matrix = graph.double().numpy(force=True).copy() if isinstance(graph, Tensor) else graph.astype(float)
     else:

@@ -51,7 +51,7 @@ def bins(problem: Problem, first: int, last: int, trained: int | None = None) ->
     if not problem.pairs:
         return tuple(range(first, last + 1))
     low = problem.shortest if trained is not None else first
-    pairs = itertools.product(range(low, last + 1), repeat=2)
+    pairs = [(a, b) for a in range(low, last + 1) for b in range(low, last + 1)]
     return tuple(pair for pair in pairs if trained is None or max(pair) > trained)
 
 
