@@ -362,7 +362,7 @@ def _decode(stack: nn.Module) -> float | str:
 
 
 def _said(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split()).removeprefix("ValueError: attach: ")[:160]
+    return " ".join(f"{type(error).__name__}: {error}".split()).removeprefix("ValueError: attach: ")[:160].rstrip()
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

@@ -322,7 +322,7 @@ def test_the_fast_path_is_kept_without_left_padding() -> None:
     seen: list[bool] = []
     stack = attached(model).stack
     inner = stack.prepare
-    stack.prepare = lambda p: (seen.append(p.contiguous), inner(p))[1]  # pyright: ignore
+    stack.prepare = lambda p, *rest: (seen.append(p.contiguous), inner(p, *rest))[1]  # pyright: ignore
     mask = torch.ones_like(ids)
     model(ids)
     model(ids, attention_mask=mask)
