@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-import locant.compare.grid as grid
+import locant.compare.series as series
 from locant.cli import app
 from locant.cli.progress import Watcher
 from locant.compare.executors import InlineExecutor
@@ -27,7 +27,7 @@ RUNNER = CliRunner()
 @pytest.fixture(autouse=True)
 def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCANT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(grid, "compare", functools.partial(grid.compare, executor=InlineExecutor))
+    monkeypatch.setattr(series, "compare_series", functools.partial(series.compare_series, executor=InlineExecutor))
     monkeypatch.chdir(tmp_path)
 
 
@@ -91,12 +91,12 @@ def test_a_missing_recipe_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_failed_run_shows_in_the_exit_code(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from locant.compare import run
+    from locant.compare import masked_lm
 
     def fail(*arguments, **keywords):
         raise RuntimeError("no such luck 17")
 
-    monkeypatch.setattr(run, "build_bert", fail)
+    monkeypatch.setattr(masked_lm, "build_bert", fail)
     result = RUNNER.invoke(app, ["compare", str(recipe), "encodings=none"])
     assert result.exit_code == 1
     assert "failed: RuntimeError: no such luck 17" in result.stderr
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_before_the_report_still_shows_the_table(
     def full(*arguments, **keywords):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(grid, "compare", lambda *arguments, **keywords: make_table())
+    monkeypatch.setattr(series, "compare", lambda *arguments, **keywords: make_table())
     monkeypatch.setattr("locant.report.write_report", full)
     result = RUNNER.invoke(app, ["compare", str(recipe), "--json"])
     assert result.exit_code == 1
@@ -132,9 +132,9 @@ def test_labels_and_messages_may_hold_brackets(terminal: bool) -> None:
 
 
 def test_an_interrupt_says_how_to_go_on(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from locant.compare import run
+    from locant.compare import masked_lm
 
-    build, calls = run.build_bert, []
+    build, calls = masked_lm.build_bert, []
 
     def interrupt(*arguments, **keywords):
         calls.append(arguments)
@@ -142,7 +142,7 @@ def test_an_interrupt_says_how_to_go_on(recipe: Path, monkeypatch: pytest.Monkey
             raise KeyboardInterrupt
         return build(*arguments, **keywords)
 
-    monkeypatch.setattr(run, "build_bert", interrupt)
+    monkeypatch.setattr(masked_lm, "build_bert", interrupt)
     result = RUNNER.invoke(app, ["compare", str(recipe)])
     assert result.exit_code == 130
     assert "stopped: 1 finished runs are kept in runs/tiny; the same command goes on" in result.stderr
