@@ -38,7 +38,7 @@ def draw(*shape: int) -> Tensor:
 def interpret() -> None:
     """Small tiles, so that short input has many; the language is patched once and not at every nested call."""
     os.environ["TRITON_INTERPRET"] = "1"
-    from triton.runtime import interpreter
+    from triton.runtime import interpreter  # pyright: ignore[reportMissingImports]
 
     from locant.backends import triton
 
