@@ -31,10 +31,9 @@ DIRECT: dict[str, tuple[str, ...]] = {
     "analysis": ("hf", "models", "graphs", "data"),
     "compare": ("tasks", "training", "analysis", "lengthgen"),
     "bench": ("compare",),
-    "finetune": ("compare",),
     "plots": ("compare", "bench"),
     "report": ("plots",),
-    "cli": ("report", "testing", "finetune"),
+    "cli": ("report", "testing"),
     "__main__": ("cli",),
 }
 NO_SIBLINGS = ("encodings", "transforms")  # one file for each paper; what two of them need lives below them

@@ -244,10 +244,10 @@ def test_few_heads_are_split_by_queries(terms: str, threads: int) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("terms", ["both, own rules", "everything"])
+@pytest.mark.parametrize("kind", ["both, own rules", "everything"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_no_worse_than_reference(dtype: torch.dtype, terms: str) -> None:
-    inputs, terms = qkv(70, 70), TERMS[terms](70, 70)
+def test_half_precision_is_no_worse_than_reference(dtype: torch.dtype, kind: str) -> None:
+    inputs, terms = qkv(70, 70), TERMS[kind](70, 70)
     with torch.no_grad():  # what half precision cannot hold is nobody's error
         for tensor in inputs + [t for term in terms for t in vars(term).values() if isinstance(t, torch.Tensor)]:
             tensor.copy_(tensor.to(dtype))

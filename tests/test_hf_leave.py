@@ -13,8 +13,6 @@ from sentence_transformers.sentence_transformer.losses import CosineSimilarityLo
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import locant
-import locant.hf
 from locant.hf.attachment import attachments
 from tests.hf_models import BERT_SIZES, ROWS, noisy, stir
 from tests.names import ENCODERS

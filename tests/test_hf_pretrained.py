@@ -48,9 +48,7 @@ def rewrite(folder: Path, change: Any) -> None:
 QUICK = ("none", "absolute", "huang_m4", "rope", "t5", "tupe_r", "deberta")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in ENCODERS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in ENCODERS])
 def test_from_pretrained_gives_the_same_outputs(name: str, tmp_path: Path) -> None:
     (model, folder), ids = saved(tmp_path, name), tokens(2, 7)
     loaded = T.AutoModel.from_pretrained(folder)

@@ -10,8 +10,6 @@ import torch
 import transformers as T
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
-import locant
-import locant.hf
 from tests.hf_models import T5_SIZES, first, host, noisy, stir, tokens
 from tests.names import ENCODERS
 

@@ -127,7 +127,7 @@ def test_a_fit_explains_more_than_the_neutral_start(name: str) -> None:
     model = locant.hf.attach(wavy_host(), name, init="fit")
     report = locant.hf.fit_report(model)
     assert [fit.layer for fit in report.layers] == [0, 1] and report.held_out == 6 and report.sequences == 18
-    assert all(fit.explained is not None and fit.lost > 0.1 for fit in report.layers)
+    assert all(fit.explained is not None and fit.lost is not None and fit.lost > 0.1 for fit in report.layers)
     assert max(fit.explained or 0 for fit in report.layers) > 0.05
     assert all(p.requires_grad and p.grad is None for p in attached(model).parameters())
     assert report.inputs == "words drawn from the vocabulary" and f"{report.layers[0].explained:.3f}" in str(report)

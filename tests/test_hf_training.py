@@ -10,8 +10,6 @@ import torch
 import transformers as T
 from safetensors.torch import load_file
 
-import locant
-import locant.hf
 from tests.hf_models import BERT_SIZES, attached, first, host, noisy, stir, tokens
 from tests.names import ENCODERS
 from tests.processes import finish, run

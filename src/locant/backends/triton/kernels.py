@@ -15,8 +15,8 @@ repeat, the pairs of the band are added atomically.
 
 from typing import Any, NamedTuple
 
-import triton
-import triton.language as tl
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 LEFT, BAND, RIGHT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
