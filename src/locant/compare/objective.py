@@ -120,3 +120,12 @@ def refuse_unused(recipe: Recipe, task: str, tables: tuple[str, ...]) -> None:
             raise ValueError(
                 f"recipe: {name}.{changed} = {getattr(came, changed)!r} has no meaning for task = {task!r}; drop it"
             )
+
+
+def refuse_checkpoints(recipe: Recipe) -> None:
+    """Raise a ValueError where a recipe of another task than `mlm` asks for models on their way."""
+    if recipe.train.checkpoints:
+        raise ValueError(
+            f"recipe: train.checkpoints = {recipe.train.checkpoints}, but task = {recipe.task!r} keeps no model on its "
+            "way; write 0, or take task = 'mlm'"
+        )

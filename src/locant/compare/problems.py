@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from locant.compare.fields import near
-from locant.compare.objective import OnStep, refuse_unused
+from locant.compare.objective import OnStep, refuse_checkpoints, refuse_unused
 from locant.compare.results import LengthScore, ShiftScore
 from locant.lengthgen import SCRATCHPADS, Example, Split, SymbolTokenizer, bucket, is_right
 from locant.lengthgen.splits import SCAN_RANGES, make_split, problems, scan_split
@@ -95,8 +95,6 @@ class LengthGeneralization:
     def check(self, recipe: Recipe) -> None:
         """Problems must be named, and be able to make the lengths asked for; text and masks have no meaning."""
         from dataclasses import replace
-
-        from locant.compare.causal_lm import refuse_checkpoints
 
         task, settings = "length_generalization", recipe.problems
         refuse_unused(recipe, task, ("text", "tokenizer", "masking"))

@@ -1,0 +1,106 @@
+"""What the tasks over running text share: windows of one length, cut from documents that validation shares none of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from locant.compare.evaluate import CausalValidation, Validation
+from locant.compare.objective import refuse_unused
+from locant.compare.recipe import Recipe, check_windows
+from locant.compare.results import LengthScore, ShiftScore
+from locant.compare.text import PreparedText, prepare_text, read_prepared
+from locant.training.mlm import BuiltModel, EncodingChoice, build_encoding
+
+if TYPE_CHECKING:
+    from locant.encoding import Stack
+
+
+class TextTask:
+    """A row for windows of text; a task says which tables mean nothing to it, whether it is causal, and its trial."""
+
+    trained = "tokens"
+    name: ClassVar[str]
+    unused: ClassVar[tuple[str, ...]]
+    trial: ClassVar[Any]  # a subclass of `WindowTrial`
+
+    def check(self, recipe: Recipe) -> None:
+        """Lengths must fit each other."""
+        refuse_unused(recipe, self.name, self.unused)
+        check_windows(recipe)
+
+    def trained_length(self, recipe: Recipe) -> int:
+        """Tokens in a window."""
+        return recipe.train.length
+
+    def stack(self, recipe: Recipe, choice: EncodingChoice) -> Stack:
+        """What a trial would attach."""
+        return self.trial.stack(recipe, choice)
+
+    def prepare(self, recipe: Recipe, folder: Path, *, progress: bool) -> PreparedText:
+        """Text, read and tokenized."""
+        return prepare_text(recipe, folder, progress=progress)
+
+    def read(self, recipe: Recipe, folder: Path) -> PreparedText:
+        """The kept text."""
+        return read_prepared(folder)
+
+
+class WindowTrial:
+    """One model on windows of text; a task gives the model, its validation, and how it is trained and timed."""
+
+    causal: ClassVar[bool]
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        choice: EncodingChoice,
+        seed: int,
+        text: PreparedText,
+        built: BuiltModel,
+        scores: Validation | CausalValidation,
+    ) -> None:
+        from locant.data import make_windows
+
+        train = recipe.train
+        self.recipe, self.choice, self.seed, self.text = recipe, choice, seed, text
+        self.built, self.scores = built, scores
+        self.windows = make_windows(text.train, train.length, text.tokenizer)
+        self.tokens_per_step = train.batch_size * train.length
+        self.tokens_per_pass = len(self.windows.ids[: train.batch_size]) * train.length
+
+    @classmethod
+    def stack(cls, recipe: Recipe, choice: EncodingChoice) -> Stack:
+        """The encoding objects of such a trial."""
+        return build_encoding(choice, recipe.model, recipe.train.length, causal=cls.causal)
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest input that the encoding serves."""
+        return self.stack(self.recipe, self.choice).max_length
+
+    def first_windows(self) -> Any:
+        """Ids of one training batch, on the model's device."""
+        import torch
+
+        device = next(self.built.model.parameters()).device
+        return torch.as_tensor(self.windows.ids[: self.recipe.train.batch_size].astype("int64"), device=device)
+
+    def validation_loss(self) -> float:
+        """At the trained length."""
+        return self.scores.score(self.built.model, self.recipe.train.length)[0]
+
+    def by_length(self) -> tuple[LengthScore, ...]:
+        """Windows of 1, 2 and 4 times the trained length, or those of the recipe."""
+        return self.scores.by_length(self.built.model, self.recipe.train.length, self.max_length)
+
+    def by_shift(self) -> tuple[ShiftScore, ...]:
+        """At the trained length."""
+        return self.scores.by_shift(self.built.model, self.recipe.train.length, self.max_length)
+
+    def keep(self, run: Path, step: int, loss: float) -> None:
+        """Model and tokenizer, as a folder that loads."""
+        from locant.hf import course
+
+        milestone = course.Milestone(step, step * self.tokens_per_step, loss)
+        course.keep(run, self.built.model, self.text.tokenizer, milestone)
