@@ -223,3 +223,14 @@ def test_a_causal_model_of_text_is_scored_at_longer_windows(tmp_path: Path):
     assert [one.shift for one in none.shifts] == [0, 4]
     with pytest.raises(ValueError, match=r"train.checkpoints = 1, but task = 'causal_lm'"):
         read_recipe({**body, "task": "causal_lm", "train": {**body["train"], "checkpoints": 1}})
+
+
+def test_an_encoding_for_decoders_belongs_to_a_causal_task(tmp_path: Path):
+    body = table(write_text(tmp_path / "text.txt"), encodings=["cope"])
+    recipe = read_recipe({**body, "task": "causal_lm"})
+    (choice,) = recipe.encodings
+    task = find_objective("causal_lm")
+    trial = task.trial(recipe, choice, 1, task.prepare(recipe, tmp_path / "data", progress=False))
+    assert trial.by_length()[0].loss is not None
+    with pytest.raises(ValueError, match=r"cope"):
+        read_recipe(body)
