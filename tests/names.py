@@ -5,5 +5,9 @@ from __future__ import annotations
 import locant
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16}
-DECODER_ONLY = [name for name in locant.names() if not locant.load(name, **SIZES).properties.bidirectional]
-ENCODERS = [name for name in locant.names() if name not in DECODER_ONLY]
+CLAIMS = {name: locant.load(name, **SIZES).properties for name in locant.names()}
+DECODER_ONLY = [name for name, claims in CLAIMS.items() if not claims.bidirectional]
+ENCODER_ONLY = [name for name, claims in CLAIMS.items() if not claims.decoders]
+ENCODERS = [name for name in CLAIMS if name not in DECODER_ONLY]
+DECODERS = [name for name in CLAIMS if name not in ENCODER_ONLY]
+EITHER = [name for name in ENCODERS if name in DECODERS]

@@ -15,7 +15,7 @@ import locant
 import locant.hf
 from locant.hf import entrance
 from tests.hf_models import HOSTS, LLAMA_SIZES, ROWS, attached, first, host, noisy, stir, tokens
-from tests.names import ENCODERS
+from tests.names import DECODERS, EITHER
 
 CAUSAL = ["gpt2", "llama"]
 
@@ -45,7 +45,7 @@ def test_padding_on_either_side_changes_no_real_token(family: str, name: str) ->
         assert (left == 0 and family in CAUSAL) or not close(loose, want, 1e-3), "padding had no effect"
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", EITHER)
 def test_left_padding_for_every_encoding(name: str) -> None:
     for family in ("bert", "llama"):
         model = noisy(host(family), name)
@@ -178,7 +178,7 @@ def decode(model: Any, ids: torch.Tensor, chunk: int, cache: Any, mask: torch.Te
 
 @pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
 @pytest.mark.parametrize("family", CAUSAL)
-@pytest.mark.parametrize("name", locant.names())
+@pytest.mark.parametrize("name", DECODERS)
 def test_decoding_in_chunks_equals_the_full_pass(family: str, name: str) -> None:
     model, ids = noisy(host(family), name), tokens(2, 8)
     want = model(ids, use_cache=False).logits

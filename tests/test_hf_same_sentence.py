@@ -11,7 +11,7 @@ import transformers as T
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from tests.hf_models import T5_SIZES, first, host, noisy, stir, tokens
-from tests.names import ENCODERS
+from tests.names import EITHER
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
 
@@ -181,7 +181,7 @@ ARRIVALS: dict[Callable[[str, str], None], tuple[str, ...]] = {
 def cases() -> Iterator[Any]:
     """Two arrivals of every encoding by default, arrivals and hosts in turn; all other combinations are slow."""
     for turn, (arrival, hosts) in enumerate(ARRIVALS.items()):
-        for number, name in enumerate(ENCODERS):
+        for number, name in enumerate(EITHER):
             for index, family in enumerate(hosts):
                 chosen = (turn + number) % 4 == 0 and index == (turn + number) % len(hosts)
                 slow = () if chosen else (pytest.mark.slow,)

@@ -48,8 +48,9 @@ class Properties:
     symmetric. ``beyond_range``: what happens past the trained range. ``layers``: whether layers share one object by
     default. ``neutral``: the parameter value at which the encoding equals no encoding at the same logit factor, if any.
     ``content``: whether what is added to the logits depends on q or k. ``bidirectional``: whether it serves attention
-    to later tokens, too. ``cache_safe``: whether decoding with cached keys equals the full pass. ``draws``: whether
-    training draws random numbers, which evaluation does not.
+    to later tokens, too; ``decoders``: whether it serves attention under a causal mask. ``cache_safe``: whether
+    decoding with cached keys equals the full pass. ``draws``: whether training draws random numbers, which evaluation
+    does not.
     """
 
     shift_invariant: bool
@@ -59,6 +60,7 @@ class Properties:
     neutral: str | None = None
     content: bool = False
     bidirectional: bool = True
+    decoders: bool = True
     cache_safe: bool = True
     draws: bool = False
 
@@ -90,6 +92,8 @@ class Encoding(nn.Module):
     properties: Properties
     logit_factor: float = 1.0  # multiplies the host's 1/sqrt(D); TUPE sqrt(1/2), DeBERTa sqrt(1/3)
     max_length: int | None = None  # ids must stay below this; None where any id is defined
+    auxiliary_share: float = 0.0  # of `auxiliary_loss` in the whole loss; the task's own has the rest
+    aux: Any = None  # what the last forward in training mode left for `auxiliary_loss`
 
     def prepare(self, positions: Positions) -> Positions:
         """Once per forward, at the entrance: move the ids, or compute what all layers share."""
@@ -110,7 +114,10 @@ class Encoding(nn.Module):
         return ()
 
     def auxiliary_loss(self, aux: Any, targets: Any) -> Tensor | None:
-        """A loss of the encoding itself, to be added by the trainer (None where there is none)."""
+        """A loss of the encoding itself (None where there is none), from its ``aux`` and what the trainer knows.
+
+        The trainer reports it apart, and trains on (1 - auxiliary_share) times its own loss + auxiliary_share times it.
+        """
         return None
 
     def tie(self, first: Encoding) -> None:
@@ -124,8 +131,13 @@ class Encoding(nn.Module):
         raise ValueError(f"{self.name}: has no neutral parameter value; start from its own initialization")
 
     def check_causal(self, causal: bool) -> None:
-        """Raise a ValueError where a part is defined under a causal mask alone, and there is none."""
+        """Raise a ValueError where a part is defined under a causal mask alone, and there is none, or the reverse."""
         for part in self.parts():
+            if causal and not part.properties.decoders:
+                raise ValueError(
+                    f"{part.name}: reads all tokens before it gives them positions, so a decoder would read ahead, but "
+                    f"causal={causal}; use it in an encoder"
+                )
             if not (causal or part.properties.bidirectional):
                 raise ValueError(
                     f"{part.name}: is defined under a causal mask alone, but causal={causal}; use it in a decoder, or "
@@ -205,6 +217,7 @@ class Sum(Encoding):
             neutral=" and ".join(n for n in neutral if n) if all(neutral) else None,
             content=any(p.content for p in all_of),
             bidirectional=all(p.bidirectional for p in all_of),
+            decoders=all(p.decoders for p in all_of),
             cache_safe=all(p.cache_safe for p in all_of),
             draws=any(p.draws for p in all_of),
         )

@@ -7,7 +7,7 @@ position ids, h the head. r = j - i.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, cos, exp, floor, log, log1p, pi, sin, sqrt
+from math import ceil, cos, erf, exp, floor, log, log1p, pi, sin, sqrt
 
 import numpy
 import torch
@@ -101,6 +101,56 @@ ABSOLUTE = [
         parameters=0,
         embed=lambda p, x, i, n: x + wave(i, M, "interleaved", inclusive=True),
     ),
+]
+
+
+def normalized(x, weight, bias):
+    centered = x - x.mean()
+    return centered / sqrt((centered**2).mean() + 1e-5) * weight + bias
+
+
+def gelu(x):
+    return numpy.array([y * (1 + erf(y / sqrt(2))) / 2 for y in x])
+
+
+def dpe_layer(w, x):
+    """One layer on x [N M]: every token meets all, 3 heads of width 8."""
+    parts = [
+        w["project.weight"] @ normalized(t, w["attention_norm.weight"], w["attention_norm.bias"]) + w["project.bias"]
+        for t in x
+    ]
+    q, k, v = (numpy.array([part[n * H * D : (n + 1) * H * D].reshape(H, D) for part in parts]) for n in range(3))
+    out = []
+    for t, token in enumerate(x):
+        met = []
+        for h in range(H):
+            powers = numpy.exp([q[t, h] @ k[s, h] * S for s in range(len(x))])
+            met.append(sum(power / powers.sum() * v[s, h] for s, power in enumerate(powers)))
+        token = token + w["out.weight"] @ numpy.concatenate(met) + w["out.bias"]
+        inner = normalized(token, w["feed_forward_norm.weight"], w["feed_forward_norm.bias"])
+        wide = gelu(w["wide.weight"] @ inner + w["wide.bias"])
+        out.append(token + w["narrow.weight"] @ wide + w["narrow.bias"])
+    return out
+
+
+def dpe(layers):
+    def row(p, x, ids, length):
+        waves = [wave(i, M, "interleaved") for i in ids]
+        hidden = [token + w for token, w in zip(x, waves, strict=True)]
+        for n in range(layers):
+            name = f"blocks.{n}."
+            hidden = dpe_layer({key.removeprefix(name): p[key] for key in p if key.startswith(name)}, hidden)
+        last = [normalized(t, p["norm.weight"], p["norm.bias"]) for t in hidden]
+        corrected = [w + p["correct.weight"] @ t + p["correct.bias"] for w, t in zip(waves, last, strict=True)]
+        return x + numpy.array(corrected)
+
+    return row
+
+
+LAYER = 4 * M + (M + 1) * 3 * H * D + (H * D + 1) * M + (M + 1) * 4 * M + (4 * M + 1) * M
+AHEAD = [
+    Case("dpe", make("dpe"), dot, embed_row=dpe(2), parameters=2 * LAYER + 2 * M + (M + 1) * M),
+    Case("dpe/one", make("dpe", layers=1), dot, embed_row=dpe(1), parameters=LAYER + 2 * M + (M + 1) * M),
 ]
 
 
@@ -914,6 +964,7 @@ MOVED = [
 
 SHARED = {
     "none",
+    "dpe",
     "sandwich",
     "xpos",
     "shape",
@@ -933,6 +984,6 @@ SHARED = {
 }  # by all layers
 CASES: list[Case] = [
     case if case.shared is not None else replace(case, shared=set(case.id.split("/")[0].split("+")) <= SHARED)
-    for case in (*ABSOLUTE, *SHAW, *XL, *BIAS, *TUPE, *OTHERS, *ATTENUATED, *DISTANCE, *CONTENT, *MOVED)
+    for case in (*ABSOLUTE, *AHEAD, *SHAW, *XL, *BIAS, *TUPE, *OTHERS, *ATTENUATED, *DISTANCE, *CONTENT, *MOVED)
 ]
 BY_ID = {case.id: case for case in CASES}

@@ -37,7 +37,7 @@ class CausalTrial(WindowTrial):
 class CausalLM(TextTask):
     """Next tokens; the first token of a window is predicted by none. Masks mean nothing here."""
 
-    name, unused, trial = "causal_lm", ("problems", "masking"), CausalTrial
+    name, unused, trial = "causal_lm", ("problems", "pairs", "masking"), CausalTrial
 
     def check(self, recipe: Recipe) -> None:
         """As for every text; no models are kept on their way."""

@@ -95,7 +95,7 @@ class Objective(Protocol):
         ...
 
 
-TASKS = ("mlm", "causal_lm", "length_generalization")
+TASKS = ("mlm", "causal_lm", "length_generalization", "translation")
 
 
 def find_objective(task: str) -> Objective:
@@ -105,8 +105,9 @@ def find_objective(task: str) -> Objective:
     from locant.compare.causal_lm import CausalLM
     from locant.compare.masked_lm import MaskedLM
     from locant.compare.problems import LengthGeneralization
+    from locant.compare.translation import Translation
 
-    rows: tuple[Objective, ...] = (MaskedLM(), CausalLM(), LengthGeneralization())
+    rows: tuple[Objective, ...] = (MaskedLM(), CausalLM(), LengthGeneralization(), Translation())
     return dict(zip(TASKS, rows, strict=True))[task]
 
 
@@ -128,4 +129,16 @@ def refuse_checkpoints(recipe: Recipe) -> None:
         raise ValueError(
             f"recipe: train.checkpoints = {recipe.train.checkpoints}, but task = {recipe.task!r} keeps no model on its "
             "way; write 0, or take task = 'mlm'"
+        )
+
+
+def refuse_windows(recipe: Recipe, task: str, instead: str) -> None:
+    """Raise a ValueError where a recipe sets windows of text, for a task that has none; ``instead``: what to write."""
+    from dataclasses import replace
+
+    kept = replace(recipe, evaluate=replace(recipe.evaluate, batch_tokens=type(recipe.evaluate).batch_tokens))
+    refuse_unused(kept, task, ("evaluate",))
+    if recipe.train.length != type(recipe.train).length:
+        raise ValueError(
+            f"recipe: train.length = {recipe.train.length} has no meaning for task = {task!r}; write {instead}"
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from locant.compare.fields import near
-from locant.compare.objective import OnStep, refuse_checkpoints, refuse_unused
+from locant.compare.objective import OnStep, refuse_checkpoints, refuse_unused, refuse_windows
 from locant.compare.results import LengthScore, ShiftScore
 from locant.lengthgen import SCRATCHPADS, Example, Split, SymbolTokenizer, bucket, is_right
 from locant.lengthgen.splits import SCAN_RANGES, make_split, problems, scan_split
@@ -94,18 +94,10 @@ class LengthGeneralization:
 
     def check(self, recipe: Recipe) -> None:
         """Problems must be named, and be able to make the lengths asked for; text and masks have no meaning."""
-        from dataclasses import replace
-
         task, settings = "length_generalization", recipe.problems
-        refuse_unused(recipe, task, ("text", "tokenizer", "masking"))
-        kept = replace(recipe, evaluate=replace(recipe.evaluate, batch_tokens=type(recipe.evaluate).batch_tokens))
-        refuse_unused(kept, task, ("evaluate",))
+        refuse_unused(recipe, task, ("text", "tokenizer", "masking", "pairs"))
+        refuse_windows(recipe, task, "problems.ranges = { copy_rsc = [[2, 10], [11, 20]] }")
         refuse_checkpoints(recipe)
-        if recipe.train.length != type(recipe.train).length:
-            raise ValueError(
-                f"recipe: train.length = {recipe.train.length} has no meaning for task = {task!r}; write "
-                "problems.ranges = { copy_rsc = [[2, 10], [11, 20]] }"
-            )
         if not settings.names:
             raise ValueError(f'recipe: task = {task!r} names no problem; write problems.names = ["copy_rsc", "parity"]')
         for name in settings.names:

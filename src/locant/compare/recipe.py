@@ -20,11 +20,14 @@ from locant.compare.fields import build, kind_of, near, read_value
 from locant.compare.measure import MeasureSettings
 from locant.compare.objective import find_objective
 from locant.compare.problems import ProblemSettings
+from locant.compare.translation import PairSettings
 from locant.data import MaskingConfig, TextSource, TokenizerConfig
 from locant.training.mlm import EncodingChoice, ModelSize, TrainSettings
 
 # What may differ between two calls that share an output folder: it changes which runs there are, not what a run is.
 GRID_KEYS = ("name", "encodings", "seeds", "baseline", "jobs", "measure")
+# Tables that belong to one task.
+TABLES_OF = {"problems": "length_generalization", "pairs": "translation"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Recipe:
 
     encodings: tuple[EncodingChoice, ...]
     name: str = "comparison"
-    task: str = "mlm"  # what is trained and scored: mlm, causal_lm or length_generalization
+    task: str = "mlm"  # what is trained and scored: mlm, causal_lm, length_generalization or translation
     seeds: tuple[int, ...] = (1, 2)
     baseline: str = ""  # label that the others are compared with; "": absolute where it takes part, else the first
     jobs: int = 1  # runs trained side by side; threads are divided among them
@@ -41,6 +44,7 @@ class Recipe:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     problems: ProblemSettings = field(default_factory=ProblemSettings)  # of the task length_generalization
+    pairs: PairSettings = field(default_factory=PairSettings)  # of the task translation
     model: ModelSize = field(default_factory=ModelSize)
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
@@ -104,11 +108,13 @@ class Recipe:
 def shared_part(table: dict[str, Any]) -> dict[str, Any]:
     """A recipe as a table, without what tells its runs apart. No checkpoints is as if the key had never been there.
 
-    So are the keys of other tasks than `mlm` in a recipe of that task.
+    So are the tables of other tasks, and the task `mlm`: what results hold does not change when a task is added.
     """
-    shared = {key: value for key, value in table.items() if key not in GRID_KEYS}
-    if shared.get("task", "mlm") == "mlm":
-        shared = {key: value for key, value in shared.items() if key not in ("task", "problems")}
+    task = table.get("task", "mlm")
+    others = {name for name, owner in TABLES_OF.items() if owner != task}
+    shared = {key: value for key, value in table.items() if key not in GRID_KEYS and key not in others}
+    if task == "mlm":
+        shared.pop("task", None)
     if isinstance(train := shared.get("train"), dict) and not train.get("checkpoints"):
         shared["train"] = {key: value for key, value in train.items() if key != "checkpoints"}
     return shared

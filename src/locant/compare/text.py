@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,8 +69,7 @@ def _make(recipe: Recipe, folder: Path, progress: bool) -> None:
         split_seed=settings.split_seed,
         progress=progress,
     )
-    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".text-"))
-    try:
+    with whole_folder(folder) as part:
         for name, stream in (("train", corpus.train), ("validation", corpus.validation)):
             np.save(part / f"{name}-tokens.npy", stream.tokens)
             np.save(part / f"{name}-starts.npy", stream.starts)
@@ -82,6 +83,15 @@ def _make(recipe: Recipe, folder: Path, progress: bool) -> None:
             "fingerprint": corpus.fingerprint,
         }
         (part / "facts.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside ``folder`` to write into, which takes its place when all is there, or is removed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        yield part
         os.chmod(part, 0o755)
         os.replace(part, folder)
     except BaseException:

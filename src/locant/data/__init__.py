@@ -13,6 +13,7 @@ from locant.data.mlm import (
     mask_tokens,
     order,
 )
+from locant.data.parallel import SentencePairs, read_pairs
 from locant.data.tokenizer import TokenizerConfig, build_tokenizer
 from locant.data.windows import TokenStream, Windows, encode, make_windows, split_documents
 
@@ -24,6 +25,7 @@ __all__ = [
     "MlmCollator",
     "MlmDataset",
     "ScheduledDataset",
+    "SentencePairs",
     "TextSource",
     "TokenStream",
     "TokenizerConfig",
@@ -35,6 +37,7 @@ __all__ = [
     "make_windows",
     "mask_tokens",
     "order",
+    "read_pairs",
     "read_text",
     "split_documents",
 ]

@@ -87,6 +87,11 @@ def read_files(files: list[Path], field: str, progress: bool = True) -> list[Doc
     return documents
 
 
+def read_text_file(path: Path) -> str:
+    """The text of one file, plain or with .gz or .xz, whatever its format. Raises: ValueError naming the file."""
+    return _decoded(path, _decompressed(path))
+
+
 def _formats() -> str:
     return "a .txt, .jsonl or .parquet file, plain or with .gz or .xz"
 

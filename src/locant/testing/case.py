@@ -27,7 +27,8 @@ class Case:
     ``row(p, q, k, i, j, seen)`` takes the place of ``logit`` where a pair is not enough: the lines of one query for all
     heads and keys [H J], from q [H D], k [H J D], ids i and j [J], and which keys each head may see [H J].
     ``value(p, v, i, j, h)`` is what a pair hands to the output (default v); ``embed(p, x, i, length)`` the vector of a
-    token (default x). None of them may call the package.
+    token (default x), or ``embed_row(p, x, i, length)`` those of all tokens of a row, from x [N M] and ids i [N], where
+    a token's depends on the others. None of them may call the package.
     ``parameters`` counts the numbers of one layer; ``shared``: whether all layers of the paper share them (None: the
     encoding's claim is believed); ``stack_parameters`` those of three layers, where it is neither one nor three times.
     ``reach``: the first distance (for absolute rows: id) from which farther ones share a value; needed where the
@@ -48,6 +49,7 @@ class Case:
     head_dim: int = 8
     model_dim: int = 10
     row: Callable[..., Any] | None = None
+    embed_row: Callable[..., Any] | None = None
 
     def build(self, dtype: torch.dtype = DOUBLE, seed: int = 1) -> Encoding:
         """The encoding in ``dtype`` with parameters far from their start, in evaluation mode."""

@@ -31,7 +31,7 @@ def check_oracle(case: Case) -> None:
         want = oracle.attend(case.logit, case.row, case.value, p, q, k, v, *ids, scene.mask, scene.causal)
         verdict.close(f"output ({scene.name})", have, torch.from_numpy(want), 1e-12)
         embedded = encoding.embed(tokens, of_keys(positions))
-        want = oracle.embed(case.embed, p, tokens, ids[1], scene.positions.length)
+        want = oracle.embed(case.embed, case.embed_row, p, tokens, ids[1], scene.positions.length)
         verdict.close(f"embedding ({scene.name})", embedded, torch.from_numpy(want), 1e-12)
 
 

@@ -60,10 +60,22 @@ def attend(
     return out
 
 
-def embed(equation: Callable[..., Any] | None, p: Mapping[str, Any], x: Any, ids: Any, length: int) -> Any:
-    """The vectors of all tokens [B N M] for tensor x and position ids."""
+def embed(
+    equation: Callable[..., Any] | None,
+    row: Callable[..., Any] | None,
+    p: Mapping[str, Any],
+    x: Any,
+    ids: Any,
+    length: int,
+) -> Any:
+    """The vectors of all tokens [B N M] for tensor x and position ids.
+
+    ``equation`` is that of one token, or ``row`` that of all tokens of one sequence.
+    """
     rows = _ids(ids, x.shape[0])
     out = x.detach().double().numpy().copy()
+    if row is not None:
+        return numpy.stack([row(p, out[b].copy(), rows[b], length) for b in range(len(out))])
     if equation is not None:
         for b, t in numpy.ndindex(*out.shape[:2]):
             out[b, t] = equation(p, out[b, t].copy(), rows[b][t], length)

@@ -109,7 +109,7 @@ def build_gpt2(size: ModelSize, vocab_size: int, length: int, encoding: Encoding
         bos_token_id=None,
         eos_token_id=None,
     )
-    return assemble(lambda: GPT2LMHeadModel(config), "transformer.wpe.weight", encoding, seed)
+    return assemble(lambda: GPT2LMHeadModel(config), ("transformer.wpe.weight",), encoding, seed)
 
 
 def next_token_logits(

@@ -113,7 +113,7 @@ class EncodingChoice:
 class BuiltModel:
     """A host with its encoding, and which of its parameters the encoding brought."""
 
-    model: Any  # BertForMaskedLM, GPT2LMHeadModel
+    model: Any  # BertForMaskedLM, GPT2LMHeadModel, MarianMTModel
     position_parameters: frozenset[str]  # names
     extra_parameters: int
     total_parameters: int
@@ -157,13 +157,20 @@ def build_bert(
         initializer_range=size.init_std,
         pad_token_id=pad_id,
     )
-    return assemble(lambda: BertForMaskedLM(config), "bert.embeddings.position_embeddings.weight", encoding, seed)
+    return assemble(lambda: BertForMaskedLM(config), ("bert.embeddings.position_embeddings.weight",), encoding, seed)
 
 
-def assemble(make_host: Callable[[], Any], table: str, encoding: EncodingChoice, seed: int) -> BuiltModel:
-    """A host with the encoding attached; ``table`` names the host's own position table, which does not count as host.
+def assemble(
+    make_host: Callable[[], Any],
+    tables: tuple[str, ...],
+    encoding: EncodingChoice,
+    seed: int,
+    attach: Callable[[Any, EncodingChoice], None] | None = None,
+) -> BuiltModel:
+    """A host with the encoding attached; ``tables`` name the host's own position tables, which do not count as host.
 
-    The host's weights are drawn first, from the seed alone, the encoding's from a generator of their own.
+    The host's weights are drawn first, from the seed alone, the encoding's from a generator of their own. ``attach``:
+    how it is attached, where not to every stack of layers by its name.
     """
     import torch
 
@@ -172,11 +179,11 @@ def assemble(make_host: Callable[[], Any], table: str, encoding: EncodingChoice,
         model = make_host()
         host = {name: parameter.numel() for name, parameter in model.named_parameters()}
         torch.manual_seed(derived_seed("encoding", seed, encoding.label or encoding.name))
-        attach_encoding(model, encoding)
+        (attach or attach_encoding)(model, encoding)
     names = {name: parameter.numel() for name, parameter in model.named_parameters()}
     total = sum(names.values())
-    positions = frozenset(name for name in names if name not in host or name == table)
-    return BuiltModel(model, positions, total - (sum(host.values()) - host[table]), total)
+    positions = frozenset(name for name in names if name not in host or name in tables)
+    return BuiltModel(model, positions, total - (sum(host.values()) - sum(host[table] for table in tables)), total)
 
 
 def build_encoding(encoding: EncodingChoice, size: ModelSize, length: int, *, causal: bool = False) -> Stack:
