@@ -101,16 +101,17 @@ class Translation:
 
         body = json.loads((folder / "pairs.json").read_text(encoding="utf-8"))
 
-        def part(name: str) -> Translations:
-            sides = {key: body[name].get(key) for key in ("sources", "targets", "places")}
-            return Translations(
-                **{key: None if rows is None else tuple(map(tuple, rows)) for key, rows in sides.items()}
-            )
+        def rows(part: str, name: str) -> tuple[Any, ...]:
+            return tuple(map(tuple, body[part][name]))
 
+        aligned = body["train"]["places"] is not None
+        train = Translations(
+            rows("train", "sources"), rows("train", "targets"), rows("train", "places") if aligned else None
+        )
         return PreparedPairs(
             PreTrainedTokenizerFast.from_pretrained(str(folder)),
-            part("train"),
-            part("test"),
+            train,
+            Translations(rows("test", "sources"), rows("test", "targets")),
             tuple(body["test"]["references"]),
             json.loads((folder / "facts.json").read_text(encoding="utf-8")),
         )
