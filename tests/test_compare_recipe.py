@@ -42,6 +42,9 @@ def test_a_recipe_survives_its_own_dictionary() -> None:
     [
         ("train.stesp=200", r"unknown key 'stesp' in \[train\]; did you mean 'steps'"),
         ("sedes=[1]", "unknown key 'sedes'; did you mean 'seeds'"),
+        ("steps=10", r"unknown key 'steps'; did you mean train\.steps\?"),
+        ("model_dim=10", r"unknown key 'model_dim'; did you mean model\.model_dim\?"),
+        ("baseline=rope", r"baseline = 'rope' is not among the encodings; known: .*absolute"),
         ("train.steps=many", "train.steps = 'many' is a text, needed an integer"),
         ("train.steps=1.5", "train.steps = 1.5 is a number, needed an integer"),
         ("train.steps=true", "train.steps = True is true/false, needed an integer"),

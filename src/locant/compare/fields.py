@@ -16,7 +16,7 @@ _WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or fa
 def near(word: str, known: Iterable[str]) -> str:
     """Words for an error: the nearest known name, else the whole list."""
     known = sorted(known)
-    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean {matches[0]!r}?" if matches else f"known: {', '.join(known)}"
 
 
@@ -31,7 +31,7 @@ def build(kind: type[T], table: Any, where: str = "") -> T:
     for key in table:
         if key not in hints:
             place = f" in [{where}]" if where else ""
-            raise ValueError(f"recipe: unknown key {key!r}{place}; {near(key, hints)}")
+            raise ValueError(f"recipe: unknown key {key!r}{place}; {_below(key, hints) or near(key, hints)}")
     values = {key: read_value(hints[key], value, f"{where}.{key}" if where else key) for key, value in table.items()}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -42,6 +42,16 @@ def build(kind: type[T], table: Any, where: str = "") -> T:
         return kind(**values)
     except ValueError as error:
         raise ValueError(f"recipe: {f'[{where}] ' if where else ''}{error}") from error
+
+
+def _below(key: str, hints: dict[str, Any]) -> str:
+    """Where a key stands that was given one table too high: `steps` is `train.steps`."""
+    owners = [
+        f"{name}.{key}"
+        for name, kind in hints.items()
+        if dataclasses.is_dataclass(kind) and key in {field.name for field in dataclasses.fields(kind)}
+    ]
+    return f"did you mean {' or '.join(owners)}?" if owners else ""
 
 
 def read_value(kind: Any, value: Any, where: str) -> Any:
