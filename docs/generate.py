@@ -6,7 +6,8 @@ import inspect
 from pathlib import Path
 
 import locant
-from locant.encoding import Encoding, encoding_class
+from locant.catalog import encoding_class
+from locant.encoding import Encoding
 
 ROOT = Path(__file__).resolve().parents[1]
 START, END = "<!-- encodings: written by make docs -->", "<!-- end -->"

@@ -14,7 +14,8 @@ DIRECT: dict[str, tuple[str, ...]] = {
     "positions": (),
     "terms": ("positions",),
     "encoding": ("terms",),
-    "encodings": ("encoding",),
+    "catalog": ("encoding",),
+    "encodings": ("catalog",),
     "transform": ("encoding",),
     "transforms": ("transform",),
     "backends": ("terms",),
@@ -37,8 +38,8 @@ DIRECT: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }
 NO_SIBLINGS = ("encodings", "transforms")  # one file for each paper; what two of them need lives below them
-# names() walks the folder of encodings: the base class knows where they lie, and none of them by name.
-EXCEPT = {("locant.encoding", "locant.encodings")}
+# names() walks the folder of encodings: the catalog knows where they lie, and none of them by name.
+EXCEPT = {("locant.catalog", "locant.encodings")}
 SOFTMAX = ("attention", "backends", "analysis")
 NAMELESS = {"util", "utils", "common", "misc", "helper", "helpers"}
 

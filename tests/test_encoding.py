@@ -7,7 +7,8 @@ import torch
 
 import locant
 from locant import Encoding, Positions
-from locant.encoding import Layer, Sum, _accepted, encoding_class, option_names
+from locant.catalog import _accepted, encoding_class, option_names
+from locant.encoding import Layer, Sum
 from tests.unchecked import unchecked
 
 SIZES = dict(num_heads=3, head_dim=8, model_dim=10, max_length=24)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from locant.encoding import Encoding, encoding_class
+from locant.catalog import encoding_class
+from locant.encoding import Encoding
 
 
 def unchecked(function: Any) -> Any:

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from locant.attention import attention
-from locant.encoding import Encoding, Layer, Stack, stack
+from locant.catalog import stack
+from locant.encoding import Encoding, Layer, Stack
 from locant.positions import Positions
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import locant
-from locant.encoding import encoding_class
+from locant.catalog import encoding_class
 from locant.testing import CHECKS
 from tests.conformance.cases import BY_ID, CASES
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from locant.attention import attention
 from locant.backends import BACKENDS
 from locant.bench.timing import BASELINE, Timing, fresh_peak, peak_of, summarize, take_turns
-from locant.encoding import Encoding, Layer, load
+from locant.catalog import load
+from locant.encoding import Encoding, Layer
 from locant.positions import Positions
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {  # what is shown: (encoding, options)

@@ -25,7 +25,7 @@ def encoding_facts(name: str) -> dict[str, Any]:
     import torch
 
     import locant
-    from locant.encoding import SIZES, encoding_class
+    from locant.catalog import SIZES, encoding_class
 
     kind = encoding_class(name)
     with torch.random.fork_rng(devices=[]):

@@ -5,7 +5,8 @@ x_i = w_i + P[pos_i],     e_ij = q_i . k_j / sqrt(D) + b_h[bucket(j - i)]
 
 from __future__ import annotations
 
-from locant.encoding import Paper, Sum, load
+from locant.catalog import load
+from locant.encoding import Paper, Sum
 
 
 class BertR(Sum):

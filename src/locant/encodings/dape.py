@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.encoding import Encoding, Layer, Paper, Properties, Sum, load
+from locant.catalog import load
+from locant.encoding import Encoding, Layer, Paper, Properties, Sum
 from locant.positions import Positions
 from locant.terms import LogitMap, Term
 

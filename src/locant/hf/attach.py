@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from locant.backends import BACKENDS
-from locant.encoding import SIZES, Encoding, Stack
+from locant.catalog import SIZES
+from locant.encoding import Encoding, Stack
 from locant.hf import interface, starts
 from locant.hf.attachment import Attachment, Held, Kept, NoRotation, Nothing, Spec, attachments
 from locant.hf.build import build, host_sizes, is_named, spare_rows, table_rows

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from locant.encoding import SIZES, Encoding, Stack, Sum, encoding_class, load, option_names, stack
+from locant.catalog import SIZES, encoding_class, load, option_names, stack
+from locant.encoding import Encoding, Stack, Sum
 from locant.hf.families import Site, embedding, size
 
 FIELDS = {  # size: the public config fields that tell it

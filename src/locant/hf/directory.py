@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from locant.encoding import SIZES, Encoding, load, option_names
+from locant.catalog import SIZES, load, option_names
+from locant.encoding import Encoding
 from locant.hf.checkpoint import read_json
 from locant.hf.interface import NAME
 from locant.hf.legacy_families import ENCODINGS, VERSION4

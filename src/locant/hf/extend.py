@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from locant.encoding import SIZES, Encoding, Stack, option_names
+from locant.catalog import SIZES, option_names
+from locant.encoding import Encoding, Stack
 from locant.hf.attachment import Attachment, Nothing, attachments
 from locant.hf.build import FIELDS, build, spare_rows, table_rows
 from locant.hf.configs import configs_of, give_own_configs

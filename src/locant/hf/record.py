@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 import locant
-from locant.encoding import SIZES
+from locant.catalog import SIZES
 from locant.hf.attachment import Attachment, attachments
 from locant.hf.interface import NAME
 

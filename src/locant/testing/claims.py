@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from locant.backends import Call, reference
-from locant.encoding import Encoding, Layer, Properties, stack
+from locant.catalog import stack
+from locant.encoding import Encoding, Layer, Properties
 from locant.positions import Positions
 from locant.terms import Operands
 from locant.testing.case import BATCH, KEYS, Case, Host

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from locant.encoding import Stack, stack
+from locant.catalog import stack
+from locant.encoding import Stack
 from locant.positions import Positions
 from locant.testing.case import BATCH, KEYS, Case, Host, redraw
 from locant.testing.verdict import Verdict

@@ -119,7 +119,7 @@ def build_marian(
 
 def decoder_choice(encoding: EncodingChoice) -> EncodingChoice:
     """What the decoder gets beside an encoder with this encoding."""
-    from locant.encoding import encoding_class
+    from locant.catalog import encoding_class
 
     parts = [encoding_class(part.strip()) for part in encoding.name.split("+")]
     return encoding if all(part.properties.decoders for part in parts) else EncodingChoice(DECODER)
