@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import math
 import random
@@ -16,6 +17,7 @@ from locant.compare.executors import InlineExecutor
 from locant.compare.grid import compare
 from locant.compare.objective import find_objective
 from locant.compare.recipe import read_recipe
+from locant.compare.tables import to_text
 from locant.data import alignment, read_pairs
 from locant.data.alignment import mean_places, target_places
 from locant.training.causal import IGNORED
@@ -29,6 +31,8 @@ from locant.training.translation import (
     target_logits,
     translate,
 )
+from locant.report.page import render
+from tests.compare_tables import make_table
 
 WORDS = [f"w{n}" for n in range(12)]
 SIZE = ModelSize(num_layers=1, model_dim=8, num_heads=2, dropout=0.0)
@@ -279,3 +283,12 @@ def test_without_an_aligner_only_encodings_that_learn_the_order_are_refused(tmp_
     assert task.prepare(recipe, tmp_path / "text", progress=False).facts["aligned_share"] is None
     with pytest.raises(ModuleNotFoundError, match="systran-align"):
         task.prepare(read_recipe(recipe_table(tmp_path)), tmp_path / "other", progress=False)
+
+
+def test_tables_and_pages_say_what_is_scored_and_in_what_lengths_are_counted():
+    for task, scored, counted in (("translation", "BLEU", "source tokens"), ("mlm", "accuracy", "tokens")):
+        found = make_table(labels=("none", "tisa"))
+        found = dataclasses.replace(found, recipe={**found.recipe, "task": task})
+        assert f"  {scored}  " in to_text(found).split("\n")[1]
+        page = render(found)
+        assert f"trained at 32 {counted}, baseline" in page and f"{scored[0].upper()}{scored[1:]}" in page

@@ -14,7 +14,7 @@ from locant.compare.fields import near
 
 if TYPE_CHECKING:
     from locant.compare.recipe import Recipe
-    from locant.compare.results import LengthScore, ShiftScore
+    from locant.compare.results import LengthScore, ResultTable, ShiftScore
     from locant.encoding import Stack
     from locant.training.mlm import BuiltModel, EncodingChoice, LossPoint, TrainSettings
 
@@ -68,7 +68,8 @@ class Trial(Protocol):
 class Objective(Protocol):
     """One task, as a row: what it needs of a recipe, its data, its trials."""
 
-    trained: str  # what the trained length is, for readers: "tokens"
+    trained: str  # what lengths are counted in, for readers: "tokens"
+    scored: str  # what stands under accuracy in results, for readers: "accuracy"
 
     def check(self, recipe: Recipe) -> None:
         """Checks what one table of the recipe alone cannot know. Raises: ValueError."""
@@ -109,6 +110,11 @@ def find_objective(task: str) -> Objective:
 
     rows: tuple[Objective, ...] = (MaskedLM(), CausalLM(), LengthGeneralization(), Translation())
     return dict(zip(TASKS, rows, strict=True))[task]
+
+
+def objective_of(table: ResultTable) -> Objective:
+    """The row of the task that filled a result table."""
+    return find_objective(table.recipe.get("task", TASKS[0]))
 
 
 def refuse_unused(recipe: Recipe, task: str, tables: tuple[str, ...]) -> None:

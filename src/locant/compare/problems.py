@@ -90,7 +90,7 @@ def _is_ranges(value: Any) -> bool:
 class LengthGeneralization:
     """Examples as symbols; the model is as long as the longest of them."""
 
-    trained = "lengths"
+    trained, scored = "symbols", "exact match"
 
     def check(self, recipe: Recipe) -> None:
         """Problems must be named, and be able to make the lengths asked for; text and masks have no meaning."""

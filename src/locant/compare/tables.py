@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from locant.compare.objective import objective_of
 from locant.compare.results import ResultTable
 from locant.compare.summary import CLEAR, LEANING, Difference, LengthSummary, Row, Spread, summarise
 
@@ -20,7 +21,8 @@ def to_text(table: ResultTable) -> str:
     """Two aligned tables, quality and cost, best first, with the meaning of the marks below."""
     rows = summarise(table)
     factors = sorted({(one.length, one.factor) for row in rows for one in row.lengths if one.factor != 1})
-    header = ["#", "encoding", "seeds", f"loss at {table.trained_length}", f"against {table.baseline}", "accuracy"]
+    header = ["#", "encoding", "seeds", f"loss at {table.trained_length}", f"against {table.baseline}"]
+    header.append(objective_of(table).scored)
     header += [f"loss at {length} ({factor:g}x)" for length, factor in factors] + ["max shift change"]
     quality = [_quality_cells(row, [length for length, _ in factors]) for row in rows]
     cost_header = ["encoding", "train tok/s", "infer tok/s", "train MB", "infer MB", "extra params", "params"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class TextTask:
     """A row for windows of text; a task says which tables mean nothing to it, whether it is causal, and its trial."""
 
-    trained = "tokens"
+    trained, scored = "tokens", "accuracy"
     name: ClassVar[str]
     unused: ClassVar[tuple[str, ...]]
     trial: ClassVar[Any]  # a subclass of `WindowTrial`

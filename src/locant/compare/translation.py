@@ -61,7 +61,7 @@ class PairSettings:
 class Translation:
     """Sentence pairs; the model is as long as the longest of them."""
 
-    trained = "source tokens"
+    trained, scored = "source tokens", "BLEU"
 
     def check(self, recipe: Recipe) -> None:
         """Files must be named; running text, masks and shifts have no meaning."""

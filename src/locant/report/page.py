@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from locant.compare.conclusions import findings
+from locant.compare.objective import objective_of
 from locant.compare.results import ResultTable, write_atomically
 from locant.compare.summary import CLEAR, LEANING, LEVEL, Difference, LengthSummary, Row, summarise
 from locant.compare.tables import count_text, length_text, seeds_text, shift_text, spread_text
@@ -97,7 +98,7 @@ def _overview(table: ResultTable) -> str:
     encodings, seeds, done = len(table.encodings), len(table.seeds), sum(run.status == "done" for run in table.runs)
     return (
         f"{encodings} encoding{'s' * (encodings != 1)} × {seeds} seed{'s' * (seeds != 1)}, {done} of {len(table.runs)} "
-        f"runs finished, trained at {table.trained_length} tokens, baseline {table.baseline}"
+        f"runs finished, trained at {table.trained_length} {objective_of(table).trained}, baseline {table.baseline}"
     )
 
 
@@ -122,9 +123,16 @@ def _other_lengths(table: ResultTable, rows: Sequence[Row]) -> list[int]:
     return sorted({one.length for row in rows for one in row.lengths} - {table.trained_length})
 
 
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
 def _quality_head(table: ResultTable, rows: Sequence[Row]) -> list[tuple[str, str]]:
     head = [(f"Loss at {table.trained_length}", "nats per token")]
-    head += [(f"Against {table.baseline}", "paired by seed"), ("Accuracy", f"at {table.trained_length}")]
+    head += [
+        (f"Against {table.baseline}", "paired by seed"),
+        (_capital(objective_of(table).scored), f"at {table.trained_length}"),
+    ]
     head += [(f"Loss at {length}", f"{length / table.trained_length:g}x") for length in _other_lengths(table, rows)]
     return [*head, ("Max change", "under shifted ids"), ("Rank", "by loss"), ("Seeds", "finished")]
 
