@@ -15,6 +15,9 @@ function probe(frame) {
   seen.client = root.clientWidth;
   seen.scroll = root.scrollWidth;
   seen.background = view.getComputedStyle(page.body).backgroundColor;
+  const scrolls = page.querySelector("#numbers .scroll");
+  seen.cut = scrolls.scrollWidth - scrolls.clientWidth;
+  seen.names = [...page.querySelectorAll("#numbers tbody tr:first-child td")].map((one) => view.getComputedStyle(one, "::before").content);
   seen.empty = [...page.querySelectorAll("[data-drawing]")].filter((one) => !one.children.length).map((one) => one.parentElement.dataset.panel);
   seen.missing = panel("similarity", 1).textContent;
   const heads = (model) => [...page.querySelectorAll(`[data-panel="grid"][data-model="${model}"] button`)];

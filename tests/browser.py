@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-VOID = {"meta", "br", "input", "link", "img", "hr"}
+VOID = {"meta", "br", "wbr", "input", "link", "img", "hr"}
 WIDTHS = (360, 1280)
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars")
 ALONE = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr")
@@ -45,8 +45,10 @@ class Page(HTMLParser):
         self.open.pop()
 
     def handle_data(self, data):
-        if data.strip():
-            self.text.append((self.open[-1] if self.open else "", data.strip()))
+        if not data.strip():
+            return
+        before = self.text.pop()[1] if self.tags and self.tags[-1][0] == "wbr" else ""  # one word that may break
+        self.text.append((self.open[-1] if self.open else "", before + data.strip()))
 
     def all(self, name: str) -> list[dict[str, str | None]]:
         return [attributes for tag, attributes in self.tags if tag == name]

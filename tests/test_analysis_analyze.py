@@ -91,7 +91,7 @@ def test_what_cannot_run_has_its_reason():
     assert "needs text" in without_text.skipped["distance"] and without_text.patterns.attention is None
     few = analyze(host("bert"), windows=tokens(6, 12), only=("probe", "table"))
     assert few.skipped == {"probe": "needs 8 windows of text or more, got 6"}
-    with pytest.raises(ValueError, match=r"none of table can run on LlamaForCausalLM\. table: analysis: LlamaModel"):
+    with pytest.raises(ValueError, match=r"none of table can run on LlamaForCausalLM\. table: LlamaModel"):
         analyze(family("llama"), only="table", length=12)
 
 
@@ -172,8 +172,14 @@ def test_more_memory_than_there_is_says_what_to_lower(monkeypatch):
     monkeypatch.setattr(whole, "free_memory", lambda: 50_000)
     with pytest.raises(ValueError, match=r"3 heads at length=24 .* need 0\.0 GB but 0\.0 GB are free; lower length"):
         analyze(host("bert"), length=24)
+    reader = read_model(host("bert"))
+    with pytest.raises(
+        ValueError, match=r"\(table of 29\) need .* leave table and translation_invariance out with only="
+    ):
+        whole.check_memory(reader, 24, ["table", "distance"])
+    whole.check_memory(reader, 24, ["distance"])
     monkeypatch.setattr(whole, "free_memory", lambda: None)
-    whole.check_memory(read_model(host("bert")), 24)
+    whole.check_memory(reader, 24, whole.PROTOCOLS)
 
 
 def test_free_memory_is_read_from_the_system():

@@ -407,6 +407,34 @@ def test_the_course_of_a_run_follows_the_step(tmp_path, run, llama):
         assert "Not a run with checkpoints" in view["beside"] and view["lines"] == 2
 
 
+def test_an_analysis_of_five_tokens_has_its_page_figures_and_tables():
+    short = analyze(family("bert-mlm"), windows=tokens(9, 5))
+    said = " ".join(content for _, content in check_page(render_analysis([short])).text)
+    assert "patterns of heads, measured attention 6 too short to tell" in said
+    assert analysis_figures(short).keys() >= {"attention_by_offset"}
+    assert ",," in analysis_tables([short])["patterns"]
+
+
+def test_windows_that_fill_the_table_have_no_shift_to_show(tmp_path, bert, llama):
+    shift, scored = bert.phase_shift, llama.phase_shift.perplexity
+    assert shift is not None and len(shift.shifts) > 1 and scored is not None
+    drift = dataclasses.replace(shift.drift, cosine=shift.drift.cosine[:1], l2=shift.drift.l2[:1])
+    first = {key: getattr(scored, key)[:1] for key in ("mean", "per_text", "mean_rank", "delta")}
+    only = dataclasses.replace(shift, shifts=(0,), drift=drift, perplexity=dataclasses.replace(scored, **first))
+    still = dataclasses.replace(bert, phase_shift=only)
+    assert [one for one in findings(still) if one.protocol == "phase_shift"] == []
+    look = """function probe(frame) {
+      const panel = (name) => frame.contentDocument.querySelector(`[data-panel="${name}"]`);
+      return { drift: panel("drift").textContent, scores: panel("scores").textContent };
+    }"""
+    seen = browse(tmp_path, render_analysis([still]), look)
+    assert "error" not in seen and seen["console"] == [], seen
+    want = "Windows of 17 tokens fill the table of this model, so no shift fits; analyze shorter windows (--length)."
+    assert seen["w360"]["drift"] == want and seen["w1280"]["scores"].startswith(
+        want + "causal perplexity where it is: "
+    )
+
+
 # --- a real browser --------------------------------------------------------------------------------------------------
 
 PROBE = (Path(__file__).parent / "analysis_probe.js").read_text(encoding="utf-8")
@@ -418,6 +446,8 @@ def test_controls_change_what_is_drawn_at_phone_and_desktop_width(tmp_path, both
     for width in (360, 1280):
         view = seen[f"w{width}"]
         assert view["scroll"] == view["client"] == width, "the page scrolls sideways"
+        assert view["cut"] == 0, "numbers to cite are cut off"
+        assert view["names"] == (['"tiny-bert"', '"tiny-llama"'] if width == 360 else ["none", "none"])
         assert view["wide"] == 0 and view["unreachable"] == 0 and view["unnamed"] == 0
         assert view["background"] == "rgb(244, 246, 248)" and view["empty"] == []
         assert view["heads"] == [6, 12] and "position table" in view["missing"]

@@ -103,6 +103,12 @@ def test_patterns_without_positions_of_their_own_are_refused():
     assert len(attention_patterns(read_model(family("llama")), tokens(2, 12))) == LAYERS
 
 
+def test_windows_below_eight_tokens_have_no_label():
+    found = attention_patterns(read_model(family("llama")), tokens(2, 7))
+    assert [layer.layer for layer in found] == list(range(LAYERS))
+    assert {head.label for layer in found for head in layer.heads} == {None} and found[0].heads[0].near is None
+
+
 # distance
 
 

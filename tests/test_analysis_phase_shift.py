@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+import transformers as T
 from torch.nn import functional as F
 
 from locant.analysis.model import read_model
@@ -29,7 +30,7 @@ from locant.analysis.phase_shift import (
 )
 from locant.analysis.scoring import Scorer, make_scorer
 from tests.analysis_models import family
-from tests.hf_models import LAYERS, host, noisy, tokens
+from tests.hf_models import BERT_SIZES, HEADS, LAYERS, VOCABULARY, WIDTH, host, noisy, stir, tokens
 
 # controls
 
@@ -144,8 +145,20 @@ def test_causal_scores_are_those_of_the_model():
     assert found.delta[0] == 0 and found.delta[1] != 0 and found.worst == max(found.delta.tolist())
 
 
-def test_masked_scores_mask_one_token_at_a_time():
-    model, ids = family("bert-mlm"), tokens(1, 6)[0].tolist()
+MASKED = {
+    "bert": lambda: T.BertForMaskedLM(T.BertConfig(**BERT_SIZES)),
+    "roberta": lambda: T.RobertaForMaskedLM(T.RobertaConfig(**BERT_SIZES)),
+    "electra": lambda: T.ElectraForMaskedLM(T.ElectraConfig(**BERT_SIZES, embedding_size=12)),
+    "albert": lambda: T.AlbertForMaskedLM(T.AlbertConfig(**BERT_SIZES, embedding_size=12)),
+    "distilbert": lambda: T.DistilBertForMaskedLM(T.DistilBertConfig(vocab_size=VOCABULARY, dim=WIDTH, n_heads=HEADS)),
+    "mpnet": lambda: T.MPNetForMaskedLM(T.MPNetConfig(**BERT_SIZES)),
+    "deberta-v2": lambda: T.DebertaV2ForMaskedLM(T.DebertaV2Config(**BERT_SIZES)),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_scores_mask_one_token_at_a_time(name):
+    model, ids = stir(MASKED[name](), seed=1).eval(), tokens(1, 6)[0].tolist()
     scorer = make_scorer(read_model(model), mask_id=3)
     assert scorer.kind == "masked"
     found = scorer.token_scores(ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -236,6 +237,7 @@ def test_two_models_stand_side_by_side(saved, tmp_path):
     ("model", "arguments", "message"),
     [
         ("bert", ["--only", "ditsance"], "unknown protocol 'ditsance'; did you mean 'distance'"),
+        ("bert", ["--only", ","], "only=[] leaves nothing to do; choose from translation_invariance"),
         ("bert", ["--length", "2"], "length=2 has no offsets to compare"),
         ("bert", ["--length", "99"], f"length=99 but the model has {ROWS} positions"),
         ("bert", ["--text", "short.txt"], f"the text has 5 tokens but one window takes {ROWS - 2}"),
@@ -381,6 +383,14 @@ def test_a_folder_without_a_tokenizer_is_named(saved, tmp_path):
     (tmp_path / "bare" / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="bare' does not load: "):
         load.load_model(tmp_path / "bare")
+
+
+def test_weights_that_are_cut_off_are_named(saved, tmp_path):
+    shutil.copytree(saved["bert"], tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    result = run(str(tmp_path / "cut"), "--out", str(tmp_path / "out"))
+    assert result.exit_code == 2 and "model.safetensors is cut off or no safetensors file" in result.stderr
 
 
 def test_bars_say_each_part_once(capsys):

@@ -90,6 +90,7 @@ def test_the_page_says_the_conclusions_and_what_was_run(twenty):
         assert sentence in said
     for part in ("locant compare recipes/invented.toml", "0123abcd", "Invented CPU, 2 cores", "2.13.0", "train.steps"):
         assert part in said
+    assert "<dt>train.<wbr>steps</dt>" in twenty
     assert "loss was nan at step 612" in said and "clearly better" in said and "2 of 3" in said
     headings = [content for tag, content in Page(twenty).text if tag == "h2"]
     assert headings == ["The answer", "Table", "Plots", "Cost", "What was run", "Limits"]

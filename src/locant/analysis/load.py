@@ -20,7 +20,7 @@ from locant.analysis.scoring import make_scorer
 from locant.analysis.windows import text_windows
 from locant.hf.course import Milestone, kept
 from locant.hf.lengths import load_with_head
-from locant.hf.weights import weight_files
+from locant.hf.weights import weight_files, weight_shapes
 
 VOCABULARIES = ("tokenizer*", "vocab*", "*.model")  # what a tokenizer is made of; without, transformers makes up one
 USUAL = 128  # tokens of a window where the model has room for them
@@ -54,7 +54,8 @@ class Loaded:
 def load_model(source: str | os.PathLike[str]) -> Loaded:
     """A model from a folder or a GGUF file, the last checkpoint of a run's folder, or an id from the hub's cache.
 
-    Raises: ValueError where there is none, where it has no tokenizer, or where its weights exceed the free memory.
+    Raises: ValueError where there is none, where it has no tokenizer, where its weights are cut off, or exceed the free
+    memory.
     """
     path = Path(source)
     if path.suffix == GGUF and path.is_file():
@@ -63,7 +64,9 @@ def load_model(source: str | os.PathLike[str]) -> Loaded:
     folder = milestones[-1][1] if milestones else _folder(source)
     if not any(file for pattern in VOCABULARIES for file in folder.glob(pattern)):
         raise ValueError(f"analyze: {str(folder)!r} holds no tokenizer; save the model's tokenizer beside it")
-    _check_size(folder, sum(file.stat().st_size for file in weight_files(folder)))
+    files = weight_files(folder)
+    _check_size(folder, sum(file.stat().st_size for file in files))
+    weight_shapes(files)  # a file that is cut off is named here
     model, tokenizer = _open(folder, str(source))
     name = path.name or folder.resolve().name
     return Loaded(model, tokenizer, name, read_model(model).trained_length, milestones)

@@ -45,6 +45,9 @@ class HeadPattern:
     wide_uniform: float | None
 
 
+TOO_SHORT = HeadPattern(*[None] * 8)  # below 8 positions
+
+
 @dataclass(frozen=True)
 class LayerPatterns:
     """The heads of one layer; ``source`` says what A was made of."""
@@ -123,7 +126,7 @@ def head_pattern(logits: Float[Tensor, "n n"], *, causal: bool = False) -> HeadP
     """
     check_finite("patterns", "the logits", logits)
     if logits.shape[-1] < LEAST:
-        return HeadPattern(*[None] * 8)
+        return TOO_SHORT
     return classify(pattern_numbers(softmax_logits(logits, causal=causal), causal=causal))
 
 
@@ -146,9 +149,12 @@ def attention_patterns(
 ) -> tuple[LayerPatterns, ...]:
     """The heads of a model by measured attention: the seven numbers of each window, averaged, then the label.
 
-    Raises: ValueError for windows that are padded, too long for the model, or shorter than 8 tokens.
+    Labels are None below 8 tokens. Raises: ValueError for windows that are padded, or too long for the model.
     """
     check_windows("patterns", host, windows)
+    if windows.shape[1] < LEAST:
+        unknown = (TOO_SHORT,) * host.num_heads
+        return tuple(LayerPatterns(layer, "attention", unknown) for layer in range(host.num_layers))
     sums: dict[int, Tensor] = {}
 
     def visit(layer: int, weights: Tensor) -> None:

@@ -32,6 +32,7 @@ SHIFTED = 4  # windows that are read at every shift
 PROBED = 48  # windows that probes are trained on; a third as many test them
 LEAST = 8  # windows below which no probe is trained
 WORDS = 8  # words that are repeated
+OF_ALL_ROWS = {"translation_invariance", "table"}  # protocols that compare every row of a table with every other
 
 Progress = Callable[[str, int, int], None]
 
@@ -208,7 +209,7 @@ def analyze(
     given = windows
     length = length if given is None else given.shape[-1]
     _check_length(host, length)
-    check_memory(host, length)
+    check_memory(host, length, chosen)
     bare = None
     if given is None and texts is not None:
         if tokenizer is None:
@@ -233,7 +234,10 @@ def analyze(
         seconds[protocol] = time.perf_counter() - started
         counted.finish()
     if not found:
-        reasons = "; ".join(f"{protocol}: {reason}" for protocol, reason in skipped.items())
+        named: dict[str, list[str]] = {}
+        for protocol, reason in skipped.items():
+            named.setdefault(reason.removeprefix("analysis: "), []).append(protocol)
+        reasons = "; ".join(f"{', '.join(protocols)}: {reason}" for reason, protocols in named.items())
         raise ValueError(f"analysis: none of {', '.join(chosen)} can run on {type(model).__name__}. {reasons}")
     return Analysis(_facts(host, name), length, seed, skipped=skipped, seconds=seconds, **found)
 
@@ -274,18 +278,24 @@ def _check_length(host: Host, length: int) -> None:
         raise ValueError(f"analysis: length={length} but the model has {limit} positions; give length={limit} or less")
 
 
-def check_memory(host: Host, length: int) -> None:
-    """Raise a ValueError where the largest arrays of an analysis would not fit into the memory that is free."""
+def check_memory(host: Host, length: int, chosen: Iterable[str]) -> None:
+    """Raise a ValueError where the largest arrays of the chosen protocols would not fit into the free memory."""
+    chosen, free = set(chosen), free_memory()
     n = max(length, host.trained_length or 0)
-    maps = 3 * 8 * host.num_heads * length * length + 8 * 8 * n * n  # one layer of maps, a few matrices of the table
-    states = 4 * (PROBED + PROBED // 3) * length * host.model_dim * (host.num_layers + 1)
-    need, free = maps + states, free_memory()
-    if free is not None and need > free:
-        raise ValueError(
-            f"analysis: {host.num_heads} heads at length={length} (table of {n}) need {need / 1e9:.1f} GB but "
-            f"{free / 1e9:.1f} GB are free; lower length to about {max(8, int(length * math.sqrt(free / need) / 2))}, "
-            "or leave protocols out with only="
-        )
+    maps = 3 * 8 * host.num_heads * length * length  # one layer
+    states = 4 * (PROBED + PROBED // 3) * length * host.model_dim * (host.num_layers + 1) if "probe" in chosen else 0
+    tables = 8 * 8 * n * n if chosen & OF_ALL_ROWS else 0  # a few matrices of all rows
+    need = maps + states + tables
+    if free is None or need <= free:
+        return
+    smaller = max(8, int(length * math.sqrt(free / need) / 2))
+    advice = f"leave {' and '.join(sorted(OF_ALL_ROWS))} out with only=, they compare all rows"
+    if tables < maps + states:
+        advice = f"lower length to about {smaller}, or leave protocols out with only="
+    raise ValueError(
+        f"analysis: {host.num_heads} heads at length={length} (table of {n}) need {need / 1e9:.1f} GB but "
+        f"{free / 1e9:.1f} GB are free; {advice}"
+    )
 
 
 def free_memory() -> int | None:

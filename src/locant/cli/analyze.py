@@ -51,8 +51,8 @@ def register(app: typer.Typer) -> None:
 def analyze(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or an id.", show_default=False)],
     only: Annotated[
-        str, typer.Option(metavar="A,B", help="Protocols, by commas.", show_default="all that can run")
-    ] = "",
+        str | None, typer.Option(metavar="A,B", help="Protocols, by commas.", show_default="all that can run")
+    ] = None,
     text: Annotated[
         Path | None, typer.Option(help="Text to run through it.", show_default="docs of installed packages")
     ] = None,
@@ -82,7 +82,7 @@ def analyze(
         from locant.data import TextSource, read_text
         from locant.report.analysis_folder import open_analysis_folder
 
-        names = chosen_protocols([part.strip() for part in only.split(",") if part.strip()] or None)
+        names = chosen_protocols(None if only is None else [part.strip() for part in only.split(",") if part.strip()])
         rows = [] if pairs is None else read_pairs(pairs, pairs_each)
         loaded = [load_model(source) for source in (model, compare) if source is not None]
         folder = out or Path("analysis") / loaded[0].name

@@ -118,6 +118,7 @@ const panels = {
   drift(model, box) {
     const found = model.shift;
     if (!found) return { missing: skipped(model, "phase_shift") };
+    if (found.shifts.length < 2) return { missing: unmoved(model) };
     const at = shiftOf(found), faint = found.cosine.map((y) => ({ y, color: HUES[0], faint: true }));
     const range = extent([...models.map((one) => (one.shift ? one.shift.cosine : [])).flat(), [1]]);
     drawChart(box, { x: found.cosine[0].map((_, k) => k), series: [...faint, { name: `shift ${found.shifts[at]}`, y: found.cosine[at], color: HUES[0] }], flats: [{ name: "no change", y: 1 }], cursor: found.cosine[0].length - 1, range: range[1] - range[0] < 1e-3 ? [0.9, 1.01] : range, xlabel: "layer (0: embeddings)", ylabel: "cosine with shift 0", name: `drift by layer at shift ${found.shifts[at]}` });
@@ -126,6 +127,7 @@ const panels = {
   },
   scores(model, box) {
     const found = model.shift, score = found && Object.values(found.scores)[0];
+    if (score && found.shifts.length < 2) return { missing: unmoved(model), ...cite(`${score.title} where it is`, score.y[0], "no shift to hold it against") };
     if (!score) return { missing: found ? "This model has no language-model head: hidden states alone." : skipped(model, "phase_shift") };
     const at = shiftOf(found), entries = Object.values(found.scores);
     const charts = entries.map(() => make("div"));
@@ -199,6 +201,7 @@ const treatmentOf = (model) => (model.table || []).find((one) => one.id === chos
 const noTable = (model) => (model.table ? "This model has no LayerNorm before its first attention; choose raw." : skipped(model, "translation_invariance").replace("left out by --only", "it has no table of positions"));
 const shifts = [...new Set(models.flatMap((model) => (model.shift ? model.shift.shifts : [])))].sort((one, other) => one - other);
 const shiftOf = (found) => nearest(found.shifts, shifts[chosen.shift]);
+const unmoved = (model) => `Windows of ${model.length} tokens fill the table of this model, so no shift fits; analyze shorter windows (--length).`;
 const noCourse = "Not a run with checkpoints: give the folder of one.";
 const steps = [...new Set(models.flatMap((model) => (model.course ? model.course.steps : [])))].sort((one, other) => one - other);
 const stepOf = (found) => nearest(found.steps, steps[chosen.step]);

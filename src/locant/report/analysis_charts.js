@@ -173,7 +173,7 @@ function drawChart(box, spec) {
   svg.append(cursor, ...dots);
 
   const legend = make("p", { class: "legend" });
-  const keys = shown.map((one) => legendKey(legend, one.name, one.color, one.dash ? "dashed" : ""));
+  const keys = shown.map((one) => legendKey(legend, one.name, one.color, one.dash ? (/^[12] /.test(one.dash) ? "dotted" : "dashed") : ""));
   for (const flat of flats) legendKey(legend, flat.name, flat.color || "var(--soft)", "dotted")(flat.y);
   const point = (value) => {
     const known = value !== null && value !== undefined;

@@ -15,6 +15,7 @@ from locant.analysis.course import MEASURES
 from locant.analysis.distance import uniform_distance
 from locant.analysis.locality import uniform_locality
 from locant.analysis.patterns import LayerPatterns
+from locant.analysis.phase_shift import PhaseShift
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,21 @@ def _shift(analysis: Analysis) -> Iterator[Finding]:
     found = analysis.phase_shift
     if found is None:
         return
+    if len(found.shifts) > 1:
+        yield from _moved(found)
+    if found.acceptability is not None:
+        worst, here = found.acceptability.worst, float(found.acceptability.accuracy[0])
+        yield Finding(
+            "phase_shift",
+            "largest loss of acceptability under a shift",
+            number(worst),
+            f"shift 0: {number(here)}; chance 0.500",
+            f"Of {found.acceptability.pairs} pairs, the share told right falls by at most {number(worst)} from "
+            f"{number(here)} at shift 0 (chance 0.5).",
+        )
+
+
+def _moved(found: PhaseShift) -> Iterator[Finding]:
     last = found.drift.cosine[-1, -1]
     control = "must not change, and did not" if found.control else "must not change, but did"
     control = control if found.relative else "shift 0: 1.000"
@@ -174,16 +190,6 @@ def _shift(analysis: Analysis) -> Iterator[Finding]:
             number(worst),
             f"shift 0: {number(here)}",
             f"The {found.perplexity.kind} perplexity rises by at most {number(worst)} from {number(here)} at shift 0.",
-        )
-    if found.acceptability is not None:
-        worst, here = found.acceptability.worst, float(found.acceptability.accuracy[0])
-        yield Finding(
-            "phase_shift",
-            "largest loss of acceptability under a shift",
-            number(worst),
-            f"shift 0: {number(here)}; chance 0.500",
-            f"Of {found.acceptability.pairs} pairs, the share told right falls by at most {number(worst)} from "
-            f"{number(here)} at shift 0 (chance 0.5).",
         )
 
 
