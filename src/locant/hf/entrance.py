@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import types
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -328,7 +327,7 @@ def keep(cache: Any, ids: Tensor) -> None:
         ("reset", _reset),
     ):
         if hasattr(type(cache), name):
-            setattr(cache, name, types.MethodType(follow, cache))
+            setattr(cache, name, functools.partial(follow, cache))
 
 
 def _rows(cache: Any, rows: Tensor) -> None:
