@@ -237,7 +237,8 @@ def _install(plan: _Plan) -> None:
     site, built, spec = plan.site, plan.built, plan.spec
     module, attention = site.module, site.attention
     like = next((p for p in module.parameters() if p.is_floating_point()), None)
-    built.to(device=None if like is None else like.device, dtype=None if like is None else like.dtype)
+    if like is not None:
+        built.to(device=_runs_on(module) or like.device if like.is_meta else like.device, dtype=like.dtype)
     kernel = kernel_of(attention[0][1].config)
     attachment = Attachment(built, spec, site, kernel)
     if spec.keep_absolute:
@@ -271,6 +272,15 @@ def _install(plan: _Plan) -> None:
         layer.register_forward_pre_hook(meet, with_kwargs=True)
     for config in {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}.values():
         _set_kernel(config, NAME)
+
+
+def _runs_on(module: nn.Module) -> torch.device | None:
+    """The device of a stack whose weights accelerate has put aside (disk, CPU) and brings there for each call."""
+    hooks = [vars(m)["_hf_hook"] for m in module.modules() if "_hf_hook" in vars(m)]
+    hooks = [inner for hook in hooks for inner in getattr(hook, "hooks", (hook,))]
+    found = (getattr(hook, "execution_device", None) for hook in hooks)
+    device = next((device for device in found if device is not None), None)
+    return None if device is None else torch.device(device)
 
 
 def _replace(parent: nn.Module, name: str, kind: str, path: str, stand_in: nn.Module) -> Held:

@@ -47,6 +47,7 @@ def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     arguments = {**dict(zip(attachment.parameter_names, args, strict=False)), **kwargs}
     _check_kernel(module, attachment)
     at = entrance.arrival(arguments)
+    _check_filled(attachment, at.device)
     given_ids = arguments.get("position_ids")
     documents = arguments.get("document_ids")
     positions = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
@@ -123,6 +124,17 @@ def _check_kernel(module: nn.Module, attachment: Attachment) -> None:
             f"attach: the attention implementation of {type(module).__name__} was set to {kernel_of(config)!r} after "
             f"attaching, which would leave out {attachment.stack.name!r}; call locant.hf.detach(model) first, or set "
             f"it to {NAME!r}"
+        )
+
+
+def _check_filled(attachment: Attachment, device: torch.device) -> None:
+    """Refuse encodings without numbers: their tensors are read here, where no hook of accelerate brings them back."""
+    some = None if torch.compiler.is_compiling() else next(attachment.parameters(), None)
+    if some is not None and some.is_meta and device.type != "meta":
+        raise RuntimeError(
+            f"attach: the parameters of {attachment.stack.name!r} lie on meta but the input on {device}: they were "
+            "never filled, or put aside by accelerate after attaching; save the model and load it with "
+            "from_pretrained(folder, device_map=...), or put the host aside first and attach then"
         )
 
 
