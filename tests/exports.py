@@ -93,7 +93,7 @@ class Step(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         positions = self.encoding.prepare(locant.Positions.arange(q.shape[2], k.shape[2]))
         q, k = self.encoding.query_key(q, k, positions)
-        out: Any = locant.attention(q, k, v, self.encoding.terms(positions, Layer(q, k)), positions)
+        out: Any = locant.attention(q, k, v, self.encoding.terms(positions, Layer(q, k)), positions, causal=True)
         return out
 
 

@@ -11,3 +11,8 @@ ENCODER_ONLY = [name for name, claims in CLAIMS.items() if not claims.decoders]
 ENCODERS = [name for name in CLAIMS if name not in DECODER_ONLY]
 DECODERS = [name for name in CLAIMS if name not in ENCODER_ONLY]
 EITHER = [name for name in ENCODERS if name in DECODERS]
+
+
+def home(name: str) -> str:
+    """The host in which an encoding is tried where any would do: BERT, or GPT-2 for what only a decoder can have."""
+    return "gpt2" if name in DECODER_ONLY else "bert"

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def run(code: str, *arguments: str) -> subprocess.Popen[str]:
     """Start Python on a text of code, or on a module of the tests given by its name (``tests.exports``)."""
     how = ("-m", code) if code.startswith("tests.") else ("-c", code)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))  # this tree, wherever locant is installed from
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     return subprocess.Popen(
         [sys.executable, *how, *arguments], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )

@@ -19,18 +19,18 @@ import locant.hf
 from locant.hf import checkpoint
 from locant.hf.attachment import attachments
 from tests.hf_models import BERT_SIZES, HEADS, HOSTS, ROWS, T5_SIZES, attached, first, host, noisy, remark, stir, tokens
-from tests.names import ENCODERS
+from tests.names import home
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", locant.names())
 def test_a_loaded_encoding_gives_the_same_outputs(name: str, tmp_path: Path) -> None:
-    model, ids = noisy(host("bert"), name), tokens(2, 7)
+    model, ids = noisy(host(home(name)), name), tokens(2, 7)
     want = first(model(ids))
     folder = locant.hf.save(model, tmp_path / "deep" / "saved")
     files = {file.name for file in folder.iterdir()}
     assert files == {"locant.json", "locant.safetensors"}
     before = torch.get_rng_state()
-    other = locant.hf.load(host("bert"), folder)
+    other = locant.hf.load(host(home(name)), folder)
     assert torch.equal(first(other(ids)), want)
     torch.set_rng_state(before)
     assert sum(t.numel() for t in load_file(folder / "locant.safetensors").values()) == sum(

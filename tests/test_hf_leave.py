@@ -13,12 +13,13 @@ from sentence_transformers.sentence_transformer.losses import CosineSimilarityLo
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+import locant
 from locant.hf.attachment import attachments
 from tests.hf_models import BERT_SIZES, ROWS, noisy, stir
-from tests.names import EITHER, ENCODERS
+from tests.names import DECODERS, home
 from tests.processes import finish, run
 
-NAMES = ENCODERS
+NAMES = locant.names()
 WORDS = (
     "a red blue old new house river bridge stands near the under over sun rain falls on every wall and stone".split()
 )
@@ -38,7 +39,7 @@ def test_an_attached_model_leaves_and_serves_unseen_lengths() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [NAMES[0::3], NAMES[1::3], NAMES[2::3]], ids=",".join)
 def test_every_encoding_exports_with_any_batch_and_length(names: list[str]) -> None:
-    leaves(*(f"export:bert:{name}" for name in names))
+    leaves(*(f"export:{home(name)}:{name}" for name in names))
 
 
 @pytest.mark.slow
@@ -49,13 +50,13 @@ def test_every_host_exports_with_any_batch_and_length(family: str) -> None:
 
 @pytest.mark.slow
 def test_an_exported_decoding_step_sees_the_last_row_of_the_bias() -> None:
-    leaves(*(f"step:core:{name}" for name in EITHER))
+    leaves(*(f"step:core:{name}" for name in DECODERS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_encoding_runs_in_onnxruntime(name: str) -> None:
-    leaves(f"onnx:bert:{name}")
+    leaves(f"onnx:{home(name)}:{name}")
 
 
 @pytest.mark.slow

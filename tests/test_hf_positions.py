@@ -15,7 +15,7 @@ import locant
 import locant.hf
 from locant.hf import entrance
 from tests.hf_models import HOSTS, LLAMA_SIZES, ROWS, attached, first, host, noisy, stir, tokens
-from tests.names import DECODERS, EITHER
+from tests.names import DECODERS, home
 
 CAUSAL = ["gpt2", "llama"]
 
@@ -45,9 +45,9 @@ def test_padding_on_either_side_changes_no_real_token(family: str, name: str) ->
         assert (left == 0 and family in CAUSAL) or not close(loose, want, 1e-3), "padding had no effect"
 
 
-@pytest.mark.parametrize("name", EITHER)
+@pytest.mark.parametrize("name", locant.names())
 def test_left_padding_for_every_encoding(name: str) -> None:
-    for family in ("bert", "llama"):
+    for family in (home(name), "llama") if name in DECODERS else (home(name),):
         model = noisy(host(family), name)
         short, long = tokens(1, 3, seed=1), tokens(1, 7, seed=2)
         batch = torch.cat((padded(short, 4, 0)[0], long))

@@ -25,7 +25,7 @@ from locant.encodings.tisa import Tisa
 from locant.hf.attachment import attachments
 from locant.hf.pretrained import nearest
 from tests.hf_models import BERT_SIZES, HEADS, HOSTS, ROWS, T5_SIZES, attached, first, host, noisy, remark, stir, tokens
-from tests.names import ENCODERS
+from tests.names import home
 
 T.logging.disable_progress_bar()
 
@@ -48,13 +48,24 @@ def rewrite(folder: Path, change: Any) -> None:
 QUICK = ("none", "absolute", "huang_m4", "rope", "t5", "tupe_r", "deberta")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in ENCODERS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in locant.names()]
+)
 def test_from_pretrained_gives_the_same_outputs(name: str, tmp_path: Path) -> None:
-    (model, folder), ids = saved(tmp_path, name), tokens(2, 7)
-    loaded = T.AutoModel.from_pretrained(folder)
+    (model, folder), ids = saved(tmp_path, name, home(name)), tokens(2, 7)
+    loaded = type(model).from_pretrained(folder)
     assert not loaded.training and not any(t.is_meta for t in loaded.state_dict().values())
     assert torch.equal(first(loaded(ids)), first(model(ids)))
     assert loaded.state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.filterwarnings("ignore:.*no-op.*")
+def test_weights_put_aside_on_disk_leave_the_encoding_where_it_runs(tmp_path: Path) -> None:
+    (model, folder), ids = saved(tmp_path, "huang_m4+tisa"), tokens(2, 7)
+    for where in ({"": "disk"}, {"embeddings": "cpu", "encoder": "disk", "pooler": "disk"}):
+        loaded = T.AutoModel.from_pretrained(folder, device_map=where, offload_folder=str(tmp_path / "aside"))
+        assert not any(tensor.is_meta for tensor in attached(loaded).parameters())
+        assert torch.equal(first(loaded(ids)), first(model(ids)))
 
 
 @pytest.mark.parametrize("family", HOSTS)

@@ -14,11 +14,15 @@ import locant
 import locant.hf
 from locant.hf import starts
 from tests.hf_models import BERT_SIZES, HEADS, ROWS, T5_SIZES, WIDTH, attached, first, host, stir, tokens
-from tests.names import ENCODERS
+from tests.names import DECODER_ONLY, home
 
-SIZES: dict[str, Any] = dict(num_heads=HEADS, head_dim=8, model_dim=WIDTH, max_length=ROWS, causal=False)
-NEUTRAL = [name for name in ENCODERS if locant.load(name, **SIZES).properties.neutral is not None]
-OTHERS = [name for name in ENCODERS if name not in NEUTRAL]
+SIZES: dict[str, Any] = dict(num_heads=HEADS, head_dim=8, model_dim=WIDTH, max_length=ROWS)
+NEUTRAL = [
+    name
+    for name in locant.names()
+    if locant.load(name, **SIZES, causal=name in DECODER_ONLY).properties.neutral is not None
+]
+OTHERS = [name for name in locant.names() if name not in NEUTRAL]
 FITTED = [
     "bert_ad",
     "deberta",
@@ -60,7 +64,7 @@ def wavy_host() -> Any:
 
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_neutral_start_beside_the_host_changes_nothing(name: str) -> None:
-    model, ids = host("bert"), tokens(2, 9)
+    model, ids = host(home(name)), tokens(2, 9)
     mask = torch.ones(2, 9, dtype=torch.long)
     mask[1, 6:] = 0
     want = first(model(ids, attention_mask=mask))
@@ -95,7 +99,7 @@ def test_neutral_starts_learn() -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_has_no_neutral_value_is_refused_and_nothing_is_touched(name: str) -> None:
-    model = host("bert")
+    model = host(home(name))
     before = [n for n, _ in model.named_modules()]
     with pytest.raises(ValueError, match=rf"attach: {name} has no parameter value at which it changes nothing"):
         locant.hf.attach(model, name, init="neutral")

@@ -10,8 +10,9 @@ import torch
 import transformers as T
 from safetensors.torch import load_file
 
+import locant
 from tests.hf_models import BERT_SIZES, attached, first, host, noisy, stir, tokens
-from tests.names import ENCODERS
+from tests.names import home
 from tests.processes import finish, run
 
 
@@ -58,10 +59,11 @@ def test_trainer_trains_and_resumes_an_attached_model(tmp_path: Path) -> None:
 
 def test_a_host_from_pretrained_gets_the_same_outputs(tmp_path: Path) -> None:
     ids = tokens(2, 6)
-    host("bert").save_pretrained(tmp_path)
-    for name in ENCODERS:
-        model = noisy(host("bert"), name)
-        loaded = noisy(T.BertModel.from_pretrained(tmp_path).eval(), name)
+    for family in ("bert", "gpt2"):
+        host(family).save_pretrained(tmp_path / family)
+    for name in locant.names():
+        model = noisy(host(home(name)), name)
+        loaded = noisy(type(model).from_pretrained(tmp_path / home(name)).eval(), name)
         assert not list(attached(loaded).buffers()), f"{name}: constants are computed, not stored"
         assert torch.equal(first(loaded(ids)), first(model(ids))), name
 
@@ -69,11 +71,12 @@ def test_a_host_from_pretrained_gets_the_same_outputs(tmp_path: Path) -> None:
 COMPILED = """
 import sys, torch, locant.hf
 from tests.hf_models import attached, first, host, noisy, tokens
+from tests.names import home
 ids, mask = tokens(2, 7), torch.ones(2, 7, dtype=torch.long)
 mask[1, :2] = 0
 for name in sys.argv[1:]:
     torch._dynamo.reset()
-    model = noisy(host("bert"), name)
+    model = noisy(host(home(name)), name)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     got, want = first(compiled(ids, attention_mask=mask)), first(model(ids, attention_mask=mask))
     assert torch.allclose(got[mask.bool()], want[mask.bool()], atol=1e-5), name
@@ -88,4 +91,4 @@ def test_an_attached_model_compiles_without_a_graph_break() -> None:
 
 @pytest.mark.slow
 def test_every_encoding_compiles_without_a_graph_break() -> None:
-    finish(run(COMPILED, *ENCODERS), seconds=290)
+    finish(run(COMPILED, *locant.names()), seconds=290)
