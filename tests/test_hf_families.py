@@ -25,7 +25,7 @@ from tests.hf_models import LLAMA_SIZES, attached, first, noisy, stir, tokens
 # images, sound, hosts that hand no keywords on
 DIVERSE = (
     "modernbert bart mt5 mistral gemma2 gpt_oss deepseek_v3 gemma4_text stablelm siglip_vision_model vit wav2vec2 "
-    "llava whisper qwen2_vl_text jamba"
+    "llava whisper qwen2_vl_text jamba glm4v_vision blip_2_qformer maskformer"
 ).split()
 
 

@@ -277,7 +277,7 @@ def meet(
     if route is None:
         return None
     x = args[0] if args else kwargs.get("hidden_states")
-    route = replace(route, x=x)
+    route = replace(route, x=x[None] if isinstance(x, Tensor) and x.dim() == 2 else x)  # towers hand on [tokens, width]
     if NAME in kwargs:
         return args, {**kwargs, NAME: route}
     module.__dict__["locant_route"] = route

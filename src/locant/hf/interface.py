@@ -72,8 +72,8 @@ def attention_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     dropout: float = 0.0,
-    scaling: float | None = None,
-    locant: Route | None = None,
+    scaling: float | int | None = None,
+    locant: Any = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
     softcap: float | None = None,
@@ -82,7 +82,8 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of one module: with its encoding if one is attached to it, else (cross-attention) as the host would.
 
-    A host's softcap bounds the logits, terms included; its sinks (one logit for each head) join every softmax.
+    ``locant``: the `Route`; modules without an encoding may be given what travels in its place, of which they read
+    ``weights``. A host's softcap bounds the logits, terms included; its sinks (one logit a head) join every softmax.
     Raises: RuntimeError where an attached module was reached without passing its stack's entrance; ValueError for keys
     that the positions do not cover.
     """
