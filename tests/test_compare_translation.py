@@ -20,6 +20,7 @@ from locant.compare.recipe import read_recipe
 from locant.compare.tables import to_text
 from locant.data import alignment, read_pairs
 from locant.data.alignment import mean_places, target_places
+from locant.report.page import render
 from locant.training.causal import IGNORED
 from locant.training.mlm import EncodingChoice, ModelSize
 from locant.training.translation import (
@@ -31,7 +32,6 @@ from locant.training.translation import (
     target_logits,
     translate,
 )
-from locant.report.page import render
 from tests.compare_tables import make_table
 
 WORDS = [f"w{n}" for n in range(12)]
