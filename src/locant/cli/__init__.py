@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from locant.cli import analyze, bench, compare, convert_legacy, describe, doctor, extend, list_encodings, native
+from locant.cli import (
+    analyze,
+    bench,
+    compare,
+    convert_legacy,
+    describe,
+    doctor,
+    extend,
+    finetune,
+    list_encodings,
+    native,
+)
 
 app = typer.Typer(
     name="locant",
@@ -15,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 compare.register(app)
+finetune.register(app)
 analyze.register(app)
 list_encodings.register(app)
 describe.register(app)

@@ -140,3 +140,72 @@ class Bars:
             seconds = time.monotonic() - self.started[part]
             self.console.print(f"{self.title}: {part}, {seconds:.1f} s", highlight=False, soft_wrap=True, markup=False)
         self.bars.clear()
+
+
+class SeedWatcher:
+    """One bar for the seed that is trained, and a line for each event of note; give it to `finetune` as `watch`."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.bar: TaskID | None = None
+        self.title = ""
+
+    def __enter__(self) -> SeedWatcher:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """One event of `locant.finetune.run.finetune`."""
+        getattr(self, f"_{event['event']}")(event)
+
+    def _read(self, event: dict[str, Any]) -> None:
+        self._say("reading and checking data and model")
+
+    def _kept(self, event: dict[str, Any]) -> None:
+        self._say(f"seed {event['seed']}: finished before")
+
+    def _notice(self, event: dict[str, Any]) -> None:
+        self._say(f"note: {event['words']}")
+
+    def _start(self, event: dict[str, Any]) -> None:
+        self.title = f"seed {event['seed']} ({event['number'] + 1} of {event['count']})"
+        self.bar = self.progress.add_task(self.title, total=None, note="starting")
+
+    def _resume(self, event: dict[str, Any]) -> None:
+        self._say(f"{self.title}: goes on from {event['checkpoint']}")
+
+    def _step(self, event: dict[str, Any]) -> None:
+        if self.bar is not None:
+            note = f"loss {event['loss']:.3f}  {event['tokens_per_second']:,.0f} tokens/s"
+            self.progress.update(self.bar, completed=event["step"], total=event["steps"], note=note)
+
+    def _evaluate(self, event: dict[str, Any]) -> None:
+        if self.bar is not None:
+            self.progress.update(self.bar, note="evaluating")
+
+    def _end(self, event: dict[str, Any]) -> None:
+        if self.bar is not None:
+            self.progress.remove_task(self.bar)
+            self.bar = None
+        scores = [
+            f"{dev} {name} {'-' if value is None else f'{value:.4g}'}"
+            for dev, values in event["scores"].items()
+            for name, value in values.items()
+        ]
+        self._say(f"{self.title}: {event['reason'] or ', '.join(scores)}")
+
+    def _say(self, words: str) -> None:
+        self.console.print(words, highlight=False, soft_wrap=True, markup=False)

@@ -44,7 +44,7 @@ class OutputFolder:
 
     def finished(self, label: str, seed: int) -> RunResult | None:
         """The result of a finished run of this recipe, or None."""
-        body = _read(self.run_dir(label, seed) / "run.json")
+        body = read_whole(self.run_dir(label, seed) / "run.json")
         if body is None or body.get("key") != self.recipe.run_key(label, seed):
             return None
         return RunResult.from_dict(body["result"], str(self.run_dir(label, seed) / "run.json"))
@@ -73,7 +73,7 @@ class OutputFolder:
 
     def measured(self, label: str, round_: int) -> Speed | None:
         """A finished round of speed measurement, or None."""
-        body = _read(self.speed_path(label, round_))
+        body = read_whole(self.speed_path(label, round_))
         if body is None or body.get("key") != self.speed_key(label):
             return None
         return Speed(**body["speed"])
@@ -139,7 +139,7 @@ def _check_recipe(folder: OutputFolder) -> None:
     Another recipe's folder in which no run ever finished, as a mistake in the recipe leaves it, is begun anew.
     """
     path, recipe = folder.path, folder.recipe
-    body = _read(path / "recipe.json")
+    body = read_whole(path / "recipe.json")
     if body is None:
         if others := sorted(entry.name for entry in path.iterdir() if not entry.name.startswith(".")):
             raise ValueError(
@@ -159,7 +159,7 @@ def _check_recipe(folder: OutputFolder) -> None:
         )
     for choice in recipe.encodings:
         for seed in recipe.seeds:
-            run = _read(folder.run_dir(choice.label, seed) / "run.json")
+            run = read_whole(folder.run_dir(choice.label, seed) / "run.json")
             if run is not None and run.get("key") != recipe.run_key(choice.label, seed):
                 there = {key: run.get("encoding", {}).get(key) for key in ("name", "options")}
                 here = {"name": choice.name, "options": choice.options}
@@ -169,10 +169,10 @@ def _check_recipe(folder: OutputFolder) -> None:
                 )
 
 
-def unwritable(path: Path, error: OSError) -> OSError:
+def unwritable(path: Path, error: OSError, command: str = "compare") -> OSError:
     """The error in one sentence: what could not be written, why, and that nothing is lost."""
     return OSError(
-        f"compare: cannot write {str(path)!r}: {error.strerror or error}; free space or give another --out, then call "
+        f"{command}: cannot write {str(path)!r}: {error.strerror or error}; free space or give another --out, then call "
         "again: finished runs are kept"
     )
 
@@ -202,7 +202,7 @@ def _write(path: Path, body: dict[str, Any]) -> None:
         raise unwritable(path, error) from error
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_whole(path: Path) -> dict[str, Any] | None:
     """A JSON file, or None where there is none or it is not whole (written by something that was killed)."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))

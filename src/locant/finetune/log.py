@@ -1,0 +1,42 @@
+"""The log of a run: one JSON object a line, a line for each step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from locant.compare.results import write_atomically
+
+
+class JsonLines:
+    """Appends to a file; without ``writes`` (the other processes of a run) it does nothing."""
+
+    def __init__(self, path: Path, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
+
+    def __call__(self, event: str, **values: Any) -> None:
+        """Adds a line. Raises: OSError."""
+        if self.writes:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"event": event, **values}) + "\n")
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The lines of steps; one that was cut off at the end is left out."""
+        return [line for line in self._lines() if line.get("event") == "step"]
+
+    def cut(self, step: int) -> None:
+        """Take back the steps after ``step``: a run that goes on from there does them again. Raises: OSError."""
+        if self.writes:
+            kept = [line for line in self._lines() if line.get("step", 0) <= step and line["event"] != "scores"]
+            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def _lines(self) -> list[dict[str, Any]]:
+        lines = []
+        if self.path.is_file():
+            for text in self.path.read_text(encoding="utf-8").splitlines():
+                try:
+                    lines.append(json.loads(text))
+                except ValueError:
+                    break
+        return lines
