@@ -31,10 +31,11 @@ DIRECT: dict[str, tuple[str, ...]] = {
     "training": ("hf", "models", "graphs", "data"),
     "analysis": ("hf", "models", "graphs", "data"),
     "compare": ("tasks", "training", "analysis", "lengthgen"),
+    "finetune": ("compare",),
     "bench": ("compare",),
     "plots": ("compare", "bench"),
     "report": ("plots",),
-    "cli": ("report", "testing"),
+    "cli": ("report", "testing", "finetune"),
     "__main__": ("cli",),
 }
 NO_SIBLINGS = ("encodings", "transforms")  # one file for each paper; what two of them need lives below them

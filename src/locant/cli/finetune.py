@@ -14,14 +14,14 @@ from locant.cli.errors import FAILED, INTERRUPTED, one_sentence
 
 HELP = """Fine-tune a model on a task once for each seed, and score it: SQuAD 1.1 (and its format), and the GLUE tasks.
 
-TASK is squad, glue/cola, glue/sst-2, glue/mrpc, glue/sts-b, glue/qqp, glue/mnli, glue/qnli, glue/rte or glue/wnli. MODEL
-is the folder of a saved model (or an id in the local Hugging Face cache), plain or with an encoding attached.
+TASK is squad, glue/cola, glue/sst-2, glue/mrpc, glue/sts-b, glue/qqp, glue/mnli, glue/qnli, glue/rte or glue/wnli.
+MODEL is the folder of a saved model (or an id in the local Hugging Face cache), plain or with an encoding attached.
 
 Examples:
 
   locant finetune glue/rte ./minilm --data glue/RTE --seeds 1,2,3
 
-  locant finetune glue/mrpc ./minilm --data glue --encoding huang_m4 --keep-absolute --init neutral --out runs/mrpc-m4
+  locant finetune glue/mrpc ./minilm --data glue --attach huang_m4 --keep-absolute --init neutral --out runs/mrpc-m4
     --against runs/mrpc
 
   locant finetune glue/qnli ./minilm --data glue/QNLI split_dev=0.8 train_examples=500
@@ -57,7 +57,9 @@ def finetune(
         list[Path] | None, typer.Option(help="SQuAD: a file to score on (may be repeated).", show_default=False)
     ] = None,
     tokenizer: Annotated[str, typer.Option(help="Folder of the tokenizer.", show_default="the model's")] = "",
-    encoding: Annotated[str, typer.Option(help="Attach this before training.", show_default="none")] = "",
+    attach: Annotated[
+        str, typer.Option(metavar="ENCODING", help="Attach this before training.", show_default="none")
+    ] = "",
     init: Annotated[str, typer.Option(help="How it starts: paper, neutral or fit.")] = "paper",
     keep_absolute: Annotated[
         bool, typer.Option("--keep-absolute", help="Keep the positions that the model brings.")
@@ -86,9 +88,9 @@ def finetune(
         from locant.finetune.settings import ModelChoice
 
         chosen = build(settings_kind(task), _table(settings))
-        choice = ModelChoice(model, tokenizer, encoding, init, keep_absolute, _table(option))
+        choice = ModelChoice(model, tokenizer, attach, init, keep_absolute, _table(option))
         others = tuple(read_outcome(folder) for folder in against or [])
-        name = "-".join(part for part in (task.replace("/", "-"), Path(model).name, encoding) if part)
+        name = "-".join(part for part in (task.replace("/", "-"), Path(model).name, attach) if part)
         folder = out or Path("runs") / name
         first = os.environ.get("RANK", "0") == "0"
         try:
@@ -122,6 +124,6 @@ def _seeds(given: str) -> list[int]:
 
 
 def _table(given: list[str] | None) -> dict[str, Any]:
-    from locant.compare.recipe import _override as override
+    from locant.compare.recipe import override
 
     return functools.reduce(override, given or [], {})

@@ -172,8 +172,8 @@ def _check_recipe(folder: OutputFolder) -> None:
 def unwritable(path: Path, error: OSError, command: str = "compare") -> OSError:
     """The error in one sentence: what could not be written, why, and that nothing is lost."""
     return OSError(
-        f"{command}: cannot write {str(path)!r}: {error.strerror or error}; free space or give another --out, then call "
-        "again: finished runs are kept"
+        f"{command}: cannot write {str(path)!r}: {error.strerror or error}; free space or give another --out, then "
+        "call again: finished runs are kept"
     )
 
 

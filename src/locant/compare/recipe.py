@@ -138,8 +138,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def read_recipe(table: dict[str, Any], overrides: Sequence[str] = (), *, check: bool = True) -> Recipe:
     """A recipe from parsed TOML (or from `Recipe.to_dict`), checked unless it was before. Raises: ValueError."""
-    for override in overrides:
-        table = _override(table, override)
+    for given in overrides:
+        table = override(table, given)
     table = dict(table)
     if "encodings" in table:
         choices = _read_encodings(table["encodings"])
@@ -233,12 +233,12 @@ def _label(name: str, options: dict[str, Any]) -> str:
 # --- overrides -------------------------------------------------------------------------------------------------------
 
 
-def _override(table: dict[str, Any], override: str) -> dict[str, Any]:
+def override(table: dict[str, Any], given: str) -> dict[str, Any]:
     """The table with one `dotted.key=value` put in; keys are checked later, like those of the file."""
-    key, sign, text = override.partition("=")
+    key, sign, text = given.partition("=")
     key = key.strip()
     if not sign or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", key):
-        raise ValueError(f"recipe: override {override!r} is not key=value; write for example train.steps=200")
+        raise ValueError(f"recipe: override {given!r} is not key=value; write for example train.steps=200")
     value = _override_value(text.strip())
     if key == "encodings":
         value = _select_encodings(table.get("encodings", []), value)

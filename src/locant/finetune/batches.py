@@ -22,7 +22,7 @@ class Feature:
     id: str
     input_ids: list[int]
     token_type_ids: list[int]
-    labels: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, int | float] = field(default_factory=dict)
 
 
 def collate(features: Sequence[Feature], pad_id: int, with_types: bool) -> dict[str, Any]:

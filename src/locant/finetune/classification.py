@@ -46,8 +46,8 @@ class Classification:
     def _check_labels(self, train: Sequence[Example]) -> None:
         if len({example.label for example in train}) < 2:
             raise ValueError(
-                f"glue/{self.task.name}: all {len(train)} training examples have the label {train[0].label:g}, needed at "
-                "least two different ones; give more examples"
+                f"glue/{self.task.name}: all {len(train)} training examples have the label {train[0].label:g}, needed "
+                "at least two different ones; give more examples"
             )
         for name, examples in self.dev.items():
             if len({example.label for example in examples}) < 2:
@@ -82,7 +82,7 @@ class Classification:
         return {name: self._scored(name, model, trainer) for name in self.dev}
 
     def _scored(self, name: str, model: Any, trainer: Any) -> Scored:
-        def read(numbers: Sequence[int], output: Any) -> list[float]:
+        def read(numbers: Sequence[int], output: Any) -> list[int | float]:
             logits = output.logits.float()
             return (logits.argmax(-1) if self.task.labels else logits[:, 0]).tolist()
 
@@ -104,8 +104,8 @@ def _divided(
     dev: dict[str, Sequence[Example]] = dict(data.dev)
     if data.train and settings.split_dev:
         raise ValueError(
-            f"glue/{task.name}: split_dev = {settings.split_dev:g}, but there is a training file ({data.files[0].name}); "
-            "leave split_dev out"
+            f"glue/{task.name}: split_dev = {settings.split_dev:g}, but there is a training file ({data.files[0].name})"
+            "; leave split_dev out"
         )
     if data.train:
         return data.train, dev
@@ -120,7 +120,7 @@ def _divided(
     parts = [dev[first][at] for at in sorted(order[:count])], [dev[first][at] for at in sorted(order[count:])]
     if not all(parts):
         raise ValueError(
-            f"glue/{task.name}: split_dev = {settings.split_dev:g} of {len(order)} examples leaves nothing to train on, or "
-            "nothing to score on; give another share"
+            f"glue/{task.name}: split_dev = {settings.split_dev:g} of {len(order)} examples leaves nothing to train "
+            "on, or nothing to score on; give another share"
         )
     return parts[0], {**dev, first: parts[1]}

@@ -47,7 +47,7 @@ class Example:
 
     id: str  # file name and row
     texts: tuple[str, ...]
-    label: float
+    label: int | float
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,8 @@ def _table(task: GlueTask, file: Path, text: str, notices: list[str]) -> Iterato
                 broken += 1
                 continue
             raise ValueError(
-                f"{where}: {len(cells)} fields came, needed {len(columns)} ({', '.join(columns)[:200]}); fetch the file "
-                "again, and read or write it with quoting switched off"
+                f"{where}: {len(cells)} fields came, needed {len(columns)} ({', '.join(columns)[:200]}); fetch the "
+                "file again, and read or write it with quoting switched off"
             )
         row = dict(zip(columns, cells, strict=True))
         label = _number(task, where, row[task.label]) if task.bounds[1] else _class(task, where, row[task.label])
@@ -204,7 +204,7 @@ def _json_lines(task: GlueTask, file: Path, text: str) -> Iterator[Example]:
         yield _example(task, where, f"{file.name}:{number}", {f: row[f] for f in fields}, label)
 
 
-def _example(task: GlueTask, where: str, id_: str, texts: dict[str, str], label: float) -> Example:
+def _example(task: GlueTask, where: str, id_: str, texts: dict[str, str], label: int | float) -> Example:
     for field, text in texts.items():
         if not text.strip():
             raise ValueError(f"{where}: field {field!r} is empty, needed a text; mend it, or leave the row out")

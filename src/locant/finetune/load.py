@@ -20,7 +20,7 @@ SQUAD, GLUE = "squad", "glue/"
 
 @dataclass(frozen=True)
 class DataChoice:
-    """``train``: one folder (GLUE), or SQuAD-style files that are read as one; ``dev``: SQuAD-style files, each scored."""
+    """``train``: one folder (GLUE), or SQuAD-style files read as one; ``dev``: SQuAD-style files, each scored."""
 
     train: tuple[Path, ...]
     dev: tuple[Path, ...] = ()
@@ -87,7 +87,7 @@ def read_task(task: str, data: DataChoice) -> ReadTask:
         both = [question.id for question in questions if question.id in trained]
         if both:
             raise ValueError(
-                f"squad: {len(both)} questions of {name} are in the training files, too ({', '.join(both[:3])}), so its "
-                "scores would say nothing; give other files"
+                f"squad: {len(both)} questions of {name} are in the training files, too ({', '.join(both[:3])}), so "
+                "its scores would say nothing; give other files"
             )
     return ReadTask(task, (*data.train, *data.dev), squad_train=train, squad_dev=dev)

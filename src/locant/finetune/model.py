@@ -23,7 +23,7 @@ UNREADABLE = ("legacy", "half-converted")  # folders that load wrong
 
 
 def load_tokenizer(choice: ModelChoice) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model. Raises: ValueError for one that is missing, slow or without padding."""
+    """The tokenizer of a model. Raises: ValueError for one that is missing, empty, slow or without padding."""
     source = choice.tokenizer or choice.model
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
@@ -35,6 +35,12 @@ def load_tokenizer(choice: ModelChoice) -> PreTrainedTokenizerFast:
         raise ValueError(
             f"finetune: {type(tokenizer).__name__} of {source!r} tells no offsets, needed a tokenizer with a "
             "tokenizer.json; give --tokenizer FOLDER"
+        )
+    special = sorted(tokenizer.all_special_tokens)
+    if not set(tokenizer.get_vocab()) - set(special):  # what transformers makes up where a folder has no tokenizer
+        raise ValueError(
+            f"finetune: the tokenizer of {source!r} knows no word but {', '.join(special)}, needed the one that the "
+            "model was trained with; give --tokenizer FOLDER"
         )
     if tokenizer.pad_token_id is None:
         raise ValueError(
@@ -74,16 +80,16 @@ def _load(source: str, auto: Any, config: dict[str, Any]) -> Any:
         model, told = auto.from_pretrained(source, output_loading_info=True, ignore_mismatched_sizes=True, **config)
     except OSError as error:
         raise ValueError(
-            f"finetune: no model can be loaded from {source!r} ({_first_line(error)}); give the folder of a saved model, "
-            "or an id that is in the local Hugging Face cache"
+            f"finetune: no model can be loaded from {source!r} ({_first_line(error)}); give the folder of a saved "
+            "model, or an id that is in the local Hugging Face cache"
         ) from error
     except ValueError as error:
         if "Unrecognized configuration class" not in str(error):
             raise
         kind = type(AutoConfig.from_pretrained(source)).__name__
         raise ValueError(
-            f"finetune: {source!r} has a {kind}, for which transformers has no {auto.__name__.removeprefix('AutoModelFor')}"
-            " head; give another model"
+            f"finetune: {source!r} has a {kind}, for which transformers has no "
+            f"{auto.__name__.removeprefix('AutoModelFor')} head; give another model"
         ) from error
     _check_complete(source, model, told)
     return model
@@ -91,7 +97,7 @@ def _load(source: str, auto: Any, config: dict[str, Any]) -> Any:
 
 def _check_complete(source: str, model: Any, told: Mapping[str, Any]) -> None:
     """Only the head may be new: an encoder that was left at random would be trained in silence."""
-    prefix = f"{model.base_model_prefix}."
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     new = [str(name) for name in told["missing_keys"]]
     new += [str(key[0] if isinstance(key, tuple) else key) for key in told["mismatched_keys"]]
     lacking = [name for name in new if name.startswith(prefix) and "pooler" not in name]
@@ -129,8 +135,8 @@ def choose_length(settings: FinetuneSettings, model: nn.Module) -> int:
     limit = locant.hf.capacity(model)
     if settings.length and limit is not None and settings.length > limit:
         raise ValueError(
-            f"finetune: length = {settings.length} is above the {limit} tokens that the model serves; give length of at "
-            f"most {limit}, or make the model longer (locant extend)"
+            f"finetune: length = {settings.length} is above the {limit} tokens that the model serves; give length of "
+            f"at most {limit}, or make the model longer (locant extend)"
         )
     return settings.length or min(settings.default_length, limit or settings.default_length)
 
@@ -141,7 +147,7 @@ def position_parameters(model: nn.Module) -> set[int]:
 
 
 def parameter_groups(model: nn.Module, settings: FinetuneSettings) -> list[dict[str, Any]]:
-    """Matrices decay; biases, LayerNorms and everything positional do not; the encoding's may learn at their own rate."""
+    """Matrices decay; biases, LayerNorms and positions do not; what was attached may learn at a rate of its own."""
     added = position_parameters(model)
     decayed, kept, positional = [], [], []
     for name, parameter in model.named_parameters():
@@ -150,8 +156,8 @@ def parameter_groups(model: nn.Module, settings: FinetuneSettings) -> list[dict[
     own_rate = settings.position_learning_rate or settings.learning_rate
     if settings.position_learning_rate and not positional:
         raise ValueError(
-            f"finetune: position_learning_rate = {settings.position_learning_rate:g}, but no encoding with parameters is "
-            "attached; give --encoding, or leave it out"
+            f"finetune: position_learning_rate = {settings.position_learning_rate:g}, but no encoding with parameters "
+            "is attached; give --attach, or leave it out"
         )
     groups = [
         {"params": decayed, "weight_decay": settings.weight_decay},
@@ -169,8 +175,8 @@ def identity(choice: ModelChoice) -> dict[str, Any]:
         config = cached_file(choice.model, "config.json")
     except OSError as error:
         raise ValueError(
-            f"finetune: no model at {choice.model!r} ({_first_line(error)}); give the folder of a saved model, or an id "
-            "that is in the local Hugging Face cache"
+            f"finetune: no model at {choice.model!r} ({_first_line(error)}); give the folder of a saved model, or an "
+            "id that is in the local Hugging Face cache"
         ) from error
     assert config is not None
     digest = hashlib.sha256()
@@ -191,16 +197,28 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' remarks that the head is new, and its bars."""
+def without_bars() -> Iterator[None]:
+    """Without transformers' bars of loading and saving, which would break into ours."""
     from transformers.utils import logging
 
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
+    bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without bars, and without transformers' remarks that the head is new."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with without_bars():
+            yield
+    finally:
+        logging.set_verbosity(before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -24,6 +24,7 @@ class Scored:
     predictions: Mapping[str, Any]  # by id of the example
 
 
+@runtime_checkable
 class Problem(Protocol):
     """A task, read and tokenized. The scores of each dev set begin with the main one."""
 
@@ -42,7 +43,7 @@ class Problem(Protocol):
 
 
 def subset(examples: Sequence[T], count: int, what: str) -> list[T]:
-    """``count`` examples in their order (0: all); the same ones for every seed. Raises: ValueError where there are fewer."""
+    """``count`` examples in their order (0: all), the same for every seed. Raises: ValueError where there are fewer."""
     if count > len(examples):
         raise ValueError(f"finetune: {what} = {count}, but there are {len(examples)}; give at most that, or 0 for all")
     return [examples[at] for at in sorted(shuffled(len(examples), what)[: count or len(examples)])]

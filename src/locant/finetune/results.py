@@ -147,10 +147,10 @@ def _gap(found: Gap | None, scale: float) -> str:
     if found.low is None or found.high is None:
         return f"{apart}; from one seed, so whether it is chance is unknown"
     verdict = "shown" if found.shown else "not shown"
-    more = f"no number of" if found.seeds_needed is None else f"{found.seeds_needed}"
+    more = "no number of" if found.seeds_needed is None else f"{found.seeds_needed}"
     return (
-        f"{apart} (95% interval {scale * found.low:+.2f} to {scale * found.high:+.2f}), {verdict}; a difference of this "
-        f"size takes {more} seeds (level {ALPHA:g}, power {POWER:g})"
+        f"{apart} (95% interval {scale * found.low:+.2f} to {scale * found.high:+.2f}), {verdict}; a difference of "
+        f"this size takes {more} seeds (level {ALPHA:g}, power {POWER:g})"
     )
 
 

@@ -8,6 +8,7 @@ results.json, runs.csv, table.txt
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import shutil
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 
 from locant.compare.environment import environment
@@ -32,6 +34,7 @@ from locant.finetune.model import (
     load_tokenizer,
     model_inputs,
     position_parameters,
+    without_bars,
 )
 from locant.finetune.problem import Problem, Scored
 from locant.finetune.results import Outcome, SeedResult, to_text
@@ -90,19 +93,21 @@ def finetune(
 
     The same call goes on where an earlier one was stopped; finished seeds are kept. Under torchrun or `accelerate
     launch` the processes share the work, and each returns the outcome. ``watch`` is told what happens, by events.
-    Raises: ValueError and FileNotFoundError for bad input, naming file, record and field; for a folder of another recipe.
-    OSError where nothing can be written. A loss that is not finite is a result: the seed has a reason in place of scores.
+    Raises: ValueError and FileNotFoundError for bad input, naming file, record and field, and for a folder of another
+    recipe; OSError where nothing can be written. A loss that is not finite is a result: a reason in place of scores.
     """
     settings = settings_kind(task)() if settings is None else settings
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"finetune: seeds = {list(seeds)}, needed at least one, each once")
+    _check_packages()
     _check_trackers(report_to)
-    state = PartialState(cpu=settings.device == "cpu" or not _accelerated())
+    state = PartialState(cpu=settings.device == "cpu" or not torch.accelerator.is_available())
     job = _prepare(task, choice, data, settings, Path(out), tuple(report_to), keep_models, watch, state)
     lock = _open(job)
     try:
         state.wait_for_everyone()
-        done = [_seed(job, seed, number, len(seeds)) for number, seed in enumerate(seeds)]
+        with without_bars():
+            done = [_seed(job, seed, number, len(seeds)) for number, seed in enumerate(seeds)]
         outcome = _outcome(job, done, environment(command))
         if state.is_main_process:
             _write(job.out / "results.json", outcome.to_json())
@@ -115,15 +120,16 @@ def finetune(
             lock.close()
 
 
-def _accelerated() -> bool:
-    import torch
-
-    return torch.accelerator.is_available()
+def _check_packages() -> None:
+    """What scores the task must be there before hours of training, and not be missed behind them."""
+    lacking = [name for name in ("sklearn", "scipy") if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise ModuleNotFoundError(
+            f"finetune: {' and '.join(lacking)} cannot be imported, needed to score; pip install 'locant[finetune]'"
+        )
 
 
 def _check_trackers(report_to: Sequence[str]) -> None:
-    import importlib.util
-
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
     for name in report_to:
@@ -194,14 +200,14 @@ def _open(job: Job) -> Any:
         others = sorted(path.name for path in job.out.iterdir() if not path.name.startswith("."))
         if before is None and others:
             raise ValueError(
-                f"finetune: {str(job.out)!r} holds other files ({', '.join(others[:3])}), needed an empty folder or one "
-                "of this recipe; give another --out"
+                f"finetune: {str(job.out)!r} holds other files ({', '.join(others[:3])}), needed an empty folder or "
+                "one of this recipe; give another --out"
             )
         changed = differences(before, job.recipe) if before is not None else []
         if changed:
             raise ValueError(
-                f"finetune: {str(job.out)!r} belongs to another recipe: {'; '.join(changed[:6])}; give another --out, or "
-                "set these back"
+                f"finetune: {str(job.out)!r} belongs to another recipe: {'; '.join(changed[:6])}; give another --out, "
+                "or set these back"
             )
         (job.out / "runs").mkdir(exist_ok=True)
         write_atomically(file, json.dumps(job.recipe, indent=1, ensure_ascii=False) + "\n")
@@ -285,7 +291,7 @@ def _result(seed: int, steps: list[dict[str, Any]], scored: dict[str, Scored], r
 
 
 def _keep(job: Job, seed: int, trainer: Any, scored: dict[str, Scored], body: dict[str, Any]) -> None:
-    """The model and the predictions first, then run.json, by which the seed counts as finished; last, checkpoints go."""
+    """Model and predictions first, then run.json, by which the seed counts as finished; last, checkpoints go."""
     folder = job.folder(seed)
     done = body["result"]["reason"] is None
     try:

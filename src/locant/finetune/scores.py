@@ -1,9 +1,9 @@
 """Scores as the official scorers of GLUE and SQuAD 1.1 define them; nothing is fetched.
 
 SQuAD: an answer is compared with every reference answer after normalization (lower case; without ASCII punctuation;
-without the words a, an, the; one blank between words), and the best value counts. Exact match: equal texts. F1: harmonic
-mean of precision and recall over the words of both, as multisets. Both are means over all questions, in percent; a
-question without a prediction scores 0.
+without the words a, an, the; one blank between words), and the best value counts. Exact match: equal texts. F1: the
+harmonic mean of precision and recall over the words of both, as multisets. Both are means over all questions, in
+percent; a question without a prediction scores 0.
 
 GLUE: scikit-learn's and scipy's functions. A number that is undefined (a correlation with a constant) is None.
 """
@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Scores = dict[str, float | None]
-GlueMetric = Callable[[Sequence[float], Sequence[float]], Scores]  # (labels, predictions)
+Numbers = Sequence[int | float]  # classes, or what a regression task predicts
+GlueMetric = Callable[[Numbers, Numbers], Scores]  # (labels, predictions)
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -55,28 +56,28 @@ def squad_scores(references: Mapping[str, Iterable[str]], predictions: Mapping[s
     return {"f1": 100 * overlap / count, "exact_match": 100 * exact / count}
 
 
-def accuracy(labels: Sequence[float], predictions: Sequence[float]) -> Scores:
+def accuracy(labels: Numbers, predictions: Numbers) -> Scores:
     """Share of right classes."""
     from sklearn.metrics import accuracy_score
 
     return {"accuracy": float(accuracy_score(labels, predictions))}
 
 
-def accuracy_and_f1(labels: Sequence[float], predictions: Sequence[float]) -> Scores:
+def accuracy_and_f1(labels: Numbers, predictions: Numbers) -> Scores:
     """F1 of class 1 (a paraphrase, a duplicate), and accuracy."""
     from sklearn.metrics import f1_score
 
     return {"f1": float(f1_score(labels, predictions, zero_division=0.0)), **accuracy(labels, predictions)}
 
 
-def matthews(labels: Sequence[float], predictions: Sequence[float]) -> Scores:
+def matthews(labels: Numbers, predictions: Numbers) -> Scores:
     """Matthews correlation; 0 where one side is constant."""
     from sklearn.metrics import matthews_corrcoef
 
     return {"matthews": float(matthews_corrcoef(labels, predictions)), **accuracy(labels, predictions)}
 
 
-def correlations(labels: Sequence[float], predictions: Sequence[float]) -> Scores:
+def correlations(labels: Numbers, predictions: Numbers) -> Scores:
     """Pearson and Spearman correlation; None where one side is constant."""
     from scipy.stats import pearsonr, spearmanr
 

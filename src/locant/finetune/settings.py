@@ -27,8 +27,8 @@ class ModelChoice:
         for name, changed in given.items():
             if changed:
                 raise ValueError(
-                    f"finetune: {name} = {getattr(self, name, self.options)!r} was given without an encoding to attach; "
-                    "give one (--encoding huang_m4), or leave it out"
+                    f"finetune: {name} = {getattr(self, name, self.options)!r} was given without an encoding to "
+                    "attach; give one (--attach huang_m4), or leave it out"
                 )
 
     @property
@@ -59,9 +59,7 @@ class FinetuneSettings:
     dev_examples: int = 0  # of each dev set, drawn once for all seeds; 0: all
     eval_batch_size: int = 64
     save_every: int = 0  # steps between checkpoints; 0: five in a run
-    length: int = (
-        0  # tokens, special ones among them; 0: what the task takes (see `default_length`), or the model serves
-    )
+    length: int = 0  # tokens, special ones among them; 0: `default_length`, or what the model serves where that is less
 
     default_length = 128
 

@@ -25,7 +25,7 @@ class Span:
 def best_spans(
     start: Float[Tensor, "B I"], end: Float[Tensor, "B I"], bounds: Int[Tensor, "B 2"], max_answer: int
 ) -> list[Span]:
-    """For each row the span i..j with the largest start_i + end_j, where first <= i <= j <= last and j - i < max_answer.
+    """For each row the span i..j of the largest start_i + end_j, where first <= i <= j <= last and j - i < max_answer.
 
     ``bounds`` holds first and last token of the context. Of equal ones the earliest, then the shortest.
     """

@@ -5,7 +5,10 @@ means that differ by d and standard deviations s_a, s_b, it is the smallest n wi
 
     n >= (t(1 - ALPHA/2; 2n - 2) + t(POWER; 2n - 2))^2 (s_a^2 + s_b^2) / d^2
 
-and for one group against a fixed number, the smallest n with n >= (t(1 - ALPHA/2; n - 1) + t(POWER; n - 1))^2 s^2 / d^2,
+and for one group against a fixed number, the smallest n with
+
+    n >= (t(1 - ALPHA/2; n - 1) + t(POWER; n - 1))^2 s^2 / d^2,
+
 where t(p; k) is the p-quantile of Student's distribution with k degrees of freedom.
 """
 
@@ -59,7 +62,7 @@ def seeds_needed(apart: float, variances: Sequence[float]) -> int | None:
 
     def enough(n: int) -> bool:
         freedom = len(variances) * (n - 1)
-        return n >= (t.ppf(1 - ALPHA / 2, freedom) + t.ppf(POWER, freedom)) ** 2 * ratio
+        return n >= float(t.ppf(1 - ALPHA / 2, freedom) + t.ppf(POWER, freedom)) ** 2 * ratio
 
     low, high = 1, 2
     while not enough(high):

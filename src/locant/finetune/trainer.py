@@ -40,7 +40,7 @@ SHOWN = 0.25  # seconds between two reports to the watcher
 
 
 class FinetuneTrainer(Trainer):
-    """Stops at a loss that is not finite, writes a line for each step, and checkpoints that are whole or do not count."""
+    """Stops at a loss that is not finite, logs each step, and writes checkpoints that are whole or do not count."""
 
     def begin(self, folder: Path, seed: int, recipe: dict[str, Any], log: JsonLines, watch: Watch) -> None:
         """What a run is recorded in."""
@@ -52,19 +52,22 @@ class FinetuneTrainer(Trainer):
         self._since = self.tokens
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
-        return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)  # type: ignore[arg-type]
+        return SequentialSampler(train_dataset or self.train_dataset)  # type: ignore[arg-type]
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One forward and backward; raises DivergedError before the optimizer can spread a NaN."""
         ids = inputs.pop("example_ids")
+        tokens = inputs["attention_mask"].sum()
         place = (self.run_seed, self.state.global_step, len(self._losses), self.args.process_index)
         set_seed(derived_seed("finetune step", *place) % 2**32)
         loss = super().training_step(model, inputs, num_items_in_batch)
-        whole = self.accelerator.reduce(loss.detach().clone(), "mean") if self.args.world_size > 1 else loss.detach()
+        whole = loss.detach()
+        if self.args.world_size > 1:
+            whole, tokens = self.accelerator.reduce(whole.clone(), "mean"), self.accelerator.reduce(tokens, "sum")
         if not math.isfinite(float(whole)):
             raise DivergedError(_diverged(self.state.global_step + 1, float(whole), ids, self.args.learning_rate))
         self._losses.append(whole)
-        self.tokens += inputs["input_ids"].numel() * self.args.world_size
+        self.tokens += int(tokens)
         return loss
 
     def record_step(self) -> None:
@@ -137,7 +140,7 @@ def make_trainer(
     folder: Path,
     report_to: Sequence[str] = (),
 ) -> FinetuneTrainer:
-    """A Trainer for one seed, writing into ``folder``. Raises: ValueError for a batch that the processes cannot share."""
+    """A Trainer for one seed, writing into ``folder``. Raises: ValueError where processes cannot share a batch."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
     steps = settings.steps(len(problem.train))
@@ -187,6 +190,7 @@ def make_trainer(
             data_collator=collate,
             optimizers=(optimizer, None),
         )
+    trainer.model_accepts_loss_kwargs = False  # losses are means over a batch: accumulated ones are averaged
     trainer.add_callback(_Record(trainer))
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)

@@ -28,21 +28,21 @@ class WindowSettings:
     max_answer: int
 
     def check(self, special: int) -> None:
-        """Raises: ValueError where windows would not get on, or would lose answers; ``special``: tokens around a pair."""
+        """Raises: ValueError where windows would not get on, or lose answers; ``special``: tokens around a pair."""
         for name in ("length", "overlap", "max_question", "max_answer"):
             if getattr(self, name) < 1:
                 raise ValueError(f"squad: {name} = {getattr(self, name)}, needed at least 1 token")
         room = self.length - self.max_question - special
         if self.overlap >= room:
             raise ValueError(
-                f"squad: overlap = {self.overlap} is not less than the {room} tokens that length = {self.length} leaves "
-                f"the paragraph beside max_question = {self.max_question} and {special} special tokens, so the next "
-                f"window would never get on; give overlap below {room}, or a larger length"
+                f"squad: overlap = {self.overlap} is not less than the {room} tokens that length = {self.length} "
+                f"leaves the paragraph beside max_question = {self.max_question} and {special} special tokens, so the "
+                f"next window would never get on; give overlap below {room}, or a larger length"
             )
         if self.overlap < self.max_answer:
             raise ValueError(
-                f"squad: overlap = {self.overlap} is less than max_answer = {self.max_answer}, so an answer at the edge "
-                f"of a window would be whole in none; give overlap of at least {self.max_answer}"
+                f"squad: overlap = {self.overlap} is less than max_answer = {self.max_answer}, so an answer at the "
+                f"edge of a window would be whole in none; give overlap of at least {self.max_answer}"
             )
 
 
