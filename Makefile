@@ -1,4 +1,4 @@
-# make setup | format | check | test | test-slow | test-gpu | bench | bench-peers | docs | demo | changelog | clean
+# make setup | format | check | test | test-slow | test-gpu | bench | bench-gpu | bench-peers | docs | demo | changelog | clean
 
 PYTHON ?= $(shell python3.11 -c "" 2>/dev/null && echo python3.11 || echo python3)
 BIN := .venv/bin
@@ -13,7 +13,7 @@ PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --con
 OFFLINE = HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 PYTEST = OMP_NUM_THREADS=1 $(OFFLINE) $(BIN)/python -m pytest
 
-.PHONY: setup format check test test-slow test-gpu bench bench-peers docs demo changelog clean
+.PHONY: setup format check test test-slow test-gpu bench bench-gpu bench-peers docs demo changelog clean
 
 setup: .venv/.stamp
 
@@ -46,8 +46,10 @@ test: setup
 test-slow: setup
 	$(PYTEST) -m "slow and not gpu" $(TESTFLAGS)
 
+# Most of the time goes into compiling kernels, which the workers do side by side.
+GPU_WORKERS ?= 6
 test-gpu: setup
-	$(PYTEST) -m gpu $(TESTFLAGS)
+	$(PYTEST) -m gpu -n $(GPU_WORKERS) $(TESTFLAGS)
 
 # Timings count only after the tests passed. Nothing else should run meanwhile.
 BENCH := benchmarks/results
@@ -56,9 +58,14 @@ bench: test
 	$(BIN)/locant bench attention --threads 2 --no-memory --json $(BENCH)/attention-2-threads.json
 	$(BIN)/locant bench model --encodings "m4 clip 64" --json $(BENCH)/model.json
 
+# On a machine with a GPU, and torch for it (make setup TORCH_INDEX=https://download.pytorch.org/whl/cu130).
+bench-gpu: test-gpu
+	$(BIN)/python benchmarks/gpu.py --json $(BENCH)/gpu.json
+
 # The peers have versions of their own, so they get an environment of their own.
 bench-peers: .venv-peers/.stamp
 	OMP_NUM_THREADS=1 .venv-peers/bin/python benchmarks/peers.py --json $(BENCH)/peers.json
+	OMP_NUM_THREADS=1 .venv-peers/bin/python benchmarks/peer_models.py --json $(BENCH)/peer-models.json
 
 .venv-peers/.stamp: pyproject.toml
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers

@@ -96,7 +96,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles, several groups of heads and several blocks of gates even at the sizes of a test."""
     monkeypatch.setattr(blocked, "BLOCK", 6)
     monkeypatch.setattr(blocked, "TILE_ELEMENTS", 6 * 13 * 2)
-    monkeypatch.setattr(blocked.parts, "KEY_CHUNK", 3)
+    monkeypatch.setattr(blocked.keys, "KEY_CHUNK", 3)
     monkeypatch.setattr(blocked.gate, "GATE_ELEMENTS", 300)
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -25,19 +22,42 @@ from locant.terms import (
     Untied,
     WeightScale,
 )
-from tests.scripts import ROOT
+from tests.scripts import graphs, process
+
+CASES = ("shaw", "t5", "huang_m1", "huang_m3")  # a vector, pairs that layers share, a scale, a gate
+
+
+@pytest.fixture
+def triton() -> None:
+    """Triton comes with torch for GPUs; on the CPU it is installed for its interpreter."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+
+
+def test_interpreted_kernels_equal_reference(triton):
+    lines = process("tests.kernel_runs", "triton", "cpu", "default").splitlines()
+    assert lines[-2:] == ["deterministic: equal, refused", "19 runs, 0 differ"]
 
 
 @pytest.mark.slow
-def test_interpreted_kernels_equal_reference():
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.triton_cases"], env=environment, cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "runs, 0 differ" in done.stdout
+def test_interpreted_kernels_equal_reference_in_every_run(triton):
+    assert process("tests.kernel_runs", "triton", "cpu", "slow").endswith(" runs, 0 differ\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_kernels_compile_for_a_gpu(triton):
+    assert process("tests.kernel_compile", "64", "bfloat16").endswith("12 runs, 0 do not compile\n")
+
+
+@pytest.mark.slow
+def test_the_conformance_suite_holds_for_interpreted_kernels(triton):
+    assert process("tests.kernel_conformance", "triton", "cpu", *CASES).endswith("4 cases, 0 differ\n")
+
+
+@pytest.mark.slow
+def test_torch_compile_takes_a_call_of_interpreted_kernels_as_one_graph_of_any_length(triton):
+    assert graphs("cpu", "triton").keys() == {"triton"}
 
 
 def call(

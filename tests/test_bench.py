@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from locant import attention, explain
-from locant.backends import BACKENDS, speeds
+from locant.backends import BACKENDS, Backend, speeds
 from locant.bench import attention as bench
 from locant.bench import model
 from locant.bench.speeds import refresh
@@ -20,6 +20,7 @@ from locant.bench.timing import BASELINE, fresh_peak, peak_of, quartiles, summar
 from locant.cli import app
 from locant.plots import cost_of_attention
 from locant.terms import Clip, PairBias, RelativeBias, RelativeGate, RelativeQuery, RelativeScale
+from tests.scripts import load_script
 
 SMALL = bench.Sizes(batch=1, heads=2, length=33, head_dim=8)
 
@@ -110,6 +111,70 @@ def test_a_model_is_measured_against_the_absolute_one():
     assert [row.encoding for row in rows] == [model.BASELINE, "m4 clip 32", "tisa"]
     assert rows[0].timings["inference"].ratio == (1.0, 1.0, 1.0)
     assert set(rows[1].timings) == {"inference", "training_step"}
+
+
+# --- the table of a GPU, on the CPU at small sizes ---
+
+
+@pytest.fixture
+def gpu_script(monkeypatch: pytest.MonkeyPatch):
+    """benchmarks/gpu.py and its arguments for a CPU."""
+    script = load_script("benchmarks/gpu.py")
+    small = "--device cpu --dtype float32 --lengths 9 20 --tokens 40 --heads 2 --head-dim 8 --repeats 2".split()
+    monkeypatch.setattr("sys.argv", ["gpu.py", *small])
+    return script, script.arguments()
+
+
+def test_the_gpu_table_has_a_row_for_each_length_and_backend_and_says_what_failed(gpu_script):
+    script, given = gpu_script
+    rows = script.rows_of("m4 clip 32", given)
+    assert [(row["length"], row["backend"]) for row in rows] == [
+        (length, name) for length in (9, 20) for name in (BASELINE, "sdpa", "flex", "triton")
+    ]
+    assert [bool(row["cannot"]) for row in rows] == [False, False, True, True] * 2
+    assert "tensors are on cpu" in rows[2]["cannot"] and "cannot: backend 'flex'" in script.line(rows[2])
+    assert re.search(r"m4 clip 32 +9  sdpa +\d+\.\d\d \(.* ms .* MB", script.line(rows[1]))
+    unknown = script.rows_of("m9", given)
+    assert len(unknown) == 2 and "unknown case 'm9'" in unknown[1]["cannot"]
+
+
+def test_a_gpu_case_runs_in_a_process_of_its_own_whose_end_is_told(gpu_script, monkeypatch: pytest.MonkeyPatch):
+    script, given = gpu_script
+    given.lengths = [9]
+    rows = script.in_its_process("alibi", 2, given, 120)
+    assert [row["backend"] for row in rows] == [BASELINE, "sdpa", "flex", "triton"]
+    given.dtype = "int8"
+    assert "its process ended with 1: " in script.in_its_process("alibi", 2, given, 120)[0]["cannot"]
+    assert "not done in 0 seconds" in script.in_its_process("alibi", 2, given, 0.01)[0]["cannot"]
+
+
+def test_no_gpu_case_is_started_after_its_time(gpu_script, monkeypatch: pytest.MonkeyPatch):
+    script, given = gpu_script
+    given.cases, given.seconds, started = ["m4", "alibi"], 100.0, []
+    clock = iter((0.0, 60.0, 60.0, 101.0))  # at the start, after compiling, before each case
+    monkeypatch.setattr(script.time, "monotonic", lambda: next(clock))
+
+    def run(case, repeats, *rest):
+        started.append((case, repeats))
+        return []
+
+    monkeypatch.setattr(script, "in_its_process", run)
+    rows = script.measure_all(given)
+    assert sorted(started[:2]) == [("alibi", 2), ("m4", 2)] and started[2:] == [("m4", given.repeats)]
+    assert [row["cannot"] for row in rows] == ["not measured: 100.0 seconds were over"] * 2
+
+
+def test_a_backend_that_fails_loses_its_own_row_alone(monkeypatch: pytest.MonkeyPatch):
+    def fail(call):
+        raise RuntimeError("out of registers\nand more")
+
+    monkeypatch.setitem(BACKENDS, "sdpa", Backend(lambda call: None, fail))
+    rows = bench.measure(["alibi"], ["sdpa", "reference"], SMALL, repeats=2, memory=False)
+    assert [(row.backend, row.cannot) for row in rows] == [
+        (BASELINE, ""),
+        ("reference", ""),
+        ("sdpa", "RuntimeError: out of registers"),
+    ]
 
 
 # --- what auto goes by ---

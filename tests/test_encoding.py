@@ -9,6 +9,7 @@ import locant
 from locant import Encoding, Positions
 from locant.catalog import _accepted, encoding_class, option_names
 from locant.encoding import Layer, Sum
+from locant.terms import RelativeBias
 from tests.unchecked import unchecked
 
 SIZES = dict(num_heads=3, head_dim=8, model_dim=10, max_length=24)
@@ -210,14 +211,30 @@ def test_every_encoding_works_a_token_and_far_beyond_its_clip():
             assert out.shape == (1, 3, length, 8) and out.isfinite().all()
 
 
+def pairs(encoding: Encoding, positions: Positions) -> torch.Tensor:
+    """The bias [1 H I J] of an encoding that is one relative bias."""
+    nothing = torch.zeros(1, 1, 1, 1)
+    (term,) = encoding.terms(encoding.prepare(positions), Layer(nothing, nothing))
+    assert isinstance(term, RelativeBias)
+    return term.pairs(positions)
+
+
 def test_a_decoding_step_exports_one_row_of_bias():
     # https://github.com/huggingface/transformers/issues/10645: 1 query over 5 keys has a bias [H 1 5], the last row
     t5 = locant.load("t5", num_heads=3)
-    full, step = t5.bias(Positions.arange(5)), t5.bias(Positions.arange(1, 5))
+    full, step = pairs(t5, Positions.arange(5)), pairs(t5, Positions.arange(1, 5))
     assert step.shape == (1, 3, 1, 5) and torch.equal(step, full[:, :, -1:])
 
 
 def test_queries_after_memory_keys_sit_behind_them():
     # https://github.com/lucidrains/x-transformers/pull/103: 4 memory keys, 3 queries, query i at 4 + i
     t5 = locant.load("t5", num_heads=3)
-    assert torch.equal(t5.bias(Positions.arange(3, 7)), t5.bias(Positions.arange(7))[:, :, 4:])
+    assert torch.equal(pairs(t5, Positions.arange(3, 7)), pairs(t5, Positions.arange(7))[:, :, 4:])
+
+
+def test_what_t5_layers_share_grows_with_its_distance_and_not_with_the_length():
+    t5 = locant.load("t5", num_heads=3, num_buckets=8, max_distance=20)
+    for length in (7, 500):
+        positions = Positions.arange(length)
+        assert t5.prepare(positions).recall(t5, lambda: None).shape == (3, 41)
+        assert torch.equal(pairs(t5, positions), RelativeBias(t5.table, t5.rule).pairs(positions))

@@ -10,7 +10,7 @@ from locant.analysis import locality as measures
 from locant.encodings.cope import Cope
 from locant.graphs import distances
 from locant.positions import Positions
-from locant.terms import Clip, LogBucket, SignedLogBucket
+from locant.terms import Clip, LogBucket, Rule, SignedLogBucket
 
 
 def number_queries_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,9 +25,11 @@ def number_queries_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Positions, name, staticmethod(faulty))
 
 
-def turn_the_sign_of_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+def turn_the_sign_of_offsets(
+    monkeypatch: pytest.MonkeyPatch, rules: tuple[type[Rule], ...] = (Clip, LogBucket, SignedLogBucket)
+) -> None:
     """Rules that read query - key for key - query."""
-    for rule in (Clip, LogBucket, SignedLogBucket):
+    for rule in rules:
         original = rule.row
         monkeypatch.setattr(rule, "row", lambda self, offset, original=original: original(self, -offset))
 

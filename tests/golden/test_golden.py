@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from locant.terms import Clip, LogBucket, SignedLogBucket
 from tests.golden import (  # noqa: F401  (they register their checks)
     adaptive,
     augmented,
@@ -164,19 +165,19 @@ def test_a_fault_fails_every_attached_model(key, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "rule"),
     [
-        "bert_relative_key",
-        "bert_relative_key_query",
-        "shaw_key_clipped",
-        "xlnet_bi",
-        "deberta_v1_c2p_p2c",
-        "t5_encoder",
+        ("bert_relative_key", Clip),
+        ("bert_relative_key_query", Clip),
+        ("shaw_key_clipped", Clip),
+        ("xlnet_bi", Clip),
+        ("deberta_v1_c2p_p2c", SignedLogBucket),
+        ("t5_encoder", LogBucket),
     ],
 )
-def test_the_sign_of_the_offset_matters(name, monkeypatch):
+def test_the_sign_of_the_offset_matters(name, rule, monkeypatch):
     (case,) = (case for case in find_cases(DATA).cases if case.id.endswith(f"/{name}"))
-    turn_the_sign_of_offsets(monkeypatch)
+    turn_the_sign_of_offsets(monkeypatch, (rule,))
     with pytest.raises(AssertionError, match=r"Tensor-likes are not close"):
         verified(case)
 

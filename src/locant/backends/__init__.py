@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from locant.backends import blocked, native, reference, sdpa, speeds, triton
+from locant.backends import blocked, flex, native, reference, sdpa, speeds, triton
 from locant.backends.call import Backend, Call
 
 BACKENDS: dict[str, Backend] = {
@@ -10,6 +10,7 @@ BACKENDS: dict[str, Backend] = {
     "sdpa": sdpa.BACKEND,
     "blocked": blocked.BACKEND,
     "native": native.BACKEND,
+    "flex": flex.BACKEND,
     "triton": triton.BACKEND,
 }
 

@@ -12,7 +12,16 @@ from torch import Tensor
 
 from locant.attention import attention
 from locant.backends import BACKENDS
-from locant.bench.timing import BASELINE, Timing, fresh_peak, peak_of, summarize, take_turns
+from locant.bench.timing import (
+    BASELINE,
+    Timing,
+    device_peak,
+    fresh_peak,
+    peak_of,
+    summarize,
+    synchronizer,
+    take_turns,
+)
 from locant.catalog import load
 from locant.encoding import Encoding, Layer
 from locant.positions import Positions
@@ -171,26 +180,39 @@ def _measure_case(
 ) -> list[Row]:
     variants, refused = {BASELINE: Variant(case, BASELINE, sizes)}, []
     for backend in backends:
-        variant = Variant(case, backend, sizes)
         try:
-            variant.run(passes[0])
-        except ValueError as reason:
-            refused.append(Row(case, backend, sizes.length, cannot=str(reason)))
+            variant = Variant(case, backend, sizes)
+            for name in passes:
+                variant.run(name)
+            synchronizer(sizes.device)()
+        except Exception as reason:  # a backend that fails loses its row, with the reason in it, and no other one
+            refused.append(Row(case, backend, sizes.length, cannot=_said(reason)))
             continue
         variants[backend] = variant
-    wait = torch.cuda.synchronize if sizes.device.startswith("cuda") else lambda: None
+    wait = synchronizer(sizes.device)
     timings = {
         name: summarize(take_turns({key: partial(v.run, name) for key, v in variants.items()}, repeats, on_turn, wait))
         for name in passes
     }
     found = []
-    for backend in variants:
-        facts = {"case": case, "backend": backend, "sizes": asdict(sizes)}
-        peaks = {
-            name: fresh_peak("attention", {**facts, "name": name}, sizes.threads) if memory else None for name in passes
-        }
+    for backend, variant in variants.items():
+        peaks = {name: _peak(variant, case, backend, sizes, name) if memory else None for name in passes}
         found.append(Row(case, backend, sizes.length, {name: timings[name][backend] for name in passes}, peaks))
     return found + refused
+
+
+def _said(reason: Exception) -> str:
+    """A refusal in its own words, anything else with its kind and its first line."""
+    text = str(reason).strip()
+    return text if type(reason) is ValueError else f"{type(reason).__name__}: {text.splitlines()[0] if text else ''}"
+
+
+def _peak(variant: Variant, case: str, backend: str, sizes: Sizes, name: str) -> float | None:
+    """Peak memory of one pass in MB: of the GPU's allocator, or of a fresh process."""
+    if sizes.device.startswith("cuda"):
+        return device_peak(partial(variant.run, name))
+    facts = {"case": case, "backend": backend, "sizes": asdict(sizes), "name": name}
+    return fresh_peak("attention", facts, sizes.threads)
 
 
 def peak(case: str, backend: str, sizes: dict[str, Any], name: str) -> float:

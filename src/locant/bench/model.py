@@ -46,28 +46,11 @@ class ModelRow:
 
 
 class Host:
-    """A BERT with an encoding attached (none for the baseline), its optimizer and a batch."""
+    """A model of token ids, its optimizer and a batch."""
 
-    def __init__(self, encoding: str, options: dict[str, Any], backend: str, sizes: ModelSizes) -> None:
-        from transformers import BertConfig, BertModel
-
-        from locant import hf
-
-        torch.manual_seed(0)
-        config = BertConfig(
-            num_hidden_layers=sizes.num_layers,
-            hidden_size=sizes.model_dim,
-            num_attention_heads=sizes.num_heads,
-            intermediate_size=4 * sizes.model_dim,
-            max_position_embeddings=sizes.length,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
-        )
-        self.model = BertModel(config, add_pooling_layer=False)
-        if encoding != BASELINE:
-            hf.attach(self.model, encoding, backend=backend, **options)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+    def __init__(self, model: torch.nn.Module, sizes: ModelSizes) -> None:
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
         self.ids = torch.randint(1000, 20000, (sizes.batch, sizes.length))
         self.autocast = sizes.dtype == "bfloat16"
 
@@ -81,6 +64,34 @@ class Host:
             hidden.float().square().mean().backward()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
+
+
+def bert(sizes: ModelSizes, **options: Any) -> torch.nn.Module:
+    """A BERT without dropout and pooler; ``options`` are those of its configuration."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        num_hidden_layers=sizes.num_layers,
+        hidden_size=sizes.model_dim,
+        num_attention_heads=sizes.num_heads,
+        intermediate_size=4 * sizes.model_dim,
+        max_position_embeddings=sizes.length,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **options,
+    )
+    return BertModel(config, add_pooling_layer=False)
+
+
+def attached(encoding: str, options: dict[str, Any], backend: str, sizes: ModelSizes) -> Host:
+    """A BERT with an encoding attached; none for the baseline."""
+    from locant import hf
+
+    model = bert(sizes, attn_implementation="sdpa")
+    if encoding != BASELINE:
+        hf.attach(model, encoding, backend=backend, **options)  # pyright: ignore[reportArgumentType]
+    return Host(model, sizes)
 
 
 def measure(
@@ -99,7 +110,7 @@ def measure(
     """
     torch.set_num_threads(sizes.threads)
     names = [BASELINE, *encodings]
-    hosts = {name: Host(*case_of(name), backend, sizes) for name in names}
+    hosts = {name: attached(*case_of(name), backend, sizes) for name in names}
     timings = {
         name: summarize(take_turns({key: partial(h.run, name) for key, h in hosts.items()}, repeats, on_turn), BASELINE)
         for name in passes
@@ -125,5 +136,5 @@ def case_of(name: str) -> tuple[str, dict[str, Any]]:
 def peak(encoding: str, backend: str, sizes: dict[str, Any], name: str) -> float:
     """Peak memory of one pass in this process, in MB."""
     torch.set_num_threads(sizes["threads"])
-    host = Host(*case_of(encoding), backend, ModelSizes(**sizes))
+    host = attached(*case_of(encoding), backend, ModelSizes(**sizes))
     return peak_of(lambda: host.run(name))

@@ -9,7 +9,7 @@ import torch
 
 from locant.attention import attention
 from locant.backends import BACKENDS, speeds
-from locant.bench.timing import quartiles, take_turns
+from locant.bench.timing import quartiles, synchronizer, take_turns
 from locant.positions import Positions
 from locant.terms import Clip, RelativeBias, RelativeGate, RelativeKey, RelativeQuery, RelativeScale, Term
 
@@ -79,6 +79,5 @@ def _at(
         except ValueError:  # it does not know these terms
             continue
         variants[backend] = lambda name=backend: run(name)
-    synchronize = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
-    turns = take_turns(variants, repeats, synchronize=synchronize)
+    turns = take_turns(variants, repeats, synchronize=synchronizer(device))
     return {backend: round(quartiles(values)[1], 4) for backend, values in turns.items()}

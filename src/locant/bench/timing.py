@@ -1,6 +1,6 @@
 """Timing that a busy machine cannot bend: variants take turns, and what counts is the ratio within a turn.
 
-Peak memory is measured in a fresh process each, since memory once taken is not given back.
+Peak memory is measured in a fresh process each, since memory once taken is not given back; a GPU's allocator tells it.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ def take_turns(
     return found
 
 
+def synchronizer(device: str) -> Callable[[], None]:
+    """What waits until a device has done its work; a CPU has when a call returns."""
+    if not device.startswith("cuda"):
+        return lambda: None
+    import torch
+
+    return torch.cuda.synchronize
+
+
 def summarize(milliseconds: Mapping[str, list[float]], baseline: str = BASELINE) -> dict[str, Timing]:
     """Quartiles of each variant, against the baseline among them."""
     base = milliseconds[baseline]
@@ -90,6 +99,18 @@ def peak_of(function: Callable[[], Any]) -> float:
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
     function()
     return (_resident("VmHWM") - before) / 1024
+
+
+def device_peak(function: Callable[[], Any]) -> float:
+    """Megabytes that a call takes of a GPU beyond what is in use before it, at most."""
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    function()
+    torch.cuda.synchronize()
+    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
 
 
 def _release() -> None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("locant", "torch", "transformers", "accelerate", "tokenizers", "numpy")
+PACKAGES = ("locant", "torch", "transformers", "accelerate", "tokenizers", "numpy", "triton")
 
 
 def environment(command: str = "") -> dict[str, Any]:

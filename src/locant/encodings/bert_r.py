@@ -13,7 +13,7 @@ class BertR(Sum):
     """Learned absolute positions at the input, and one bias for each head and bucket in every layer: absolute + t5.
 
     Shapes: tables [max_length, M] and [H, num_buckets], shared by all layers.     Acts on: input embedding; logits.
-    Neutral at: tables = 0.     Past max_length: an error.     Cost: O(n M) and O(H I J), once.
+    Neutral at: tables = 0.     Past max_length: an error.     Cost: O(n M) and O(H max_distance), once.
     Raises: as its parts.
     """
 

@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 from locant.encoding import Encoding, Layer, Paper, Properties, draw
 from locant.positions import Positions
-from locant.terms import LogBucket, PairBias, RelativeBias, Term
+from locant.terms import Clip, LogBucket, RelativeBias, Term
 
 
 class T5Bias(Encoding):
     """One number for each head and bucket: exact offsets when near, logarithmic buckets when far.
 
     Shapes: table [H, num_buckets].     Acts on: logits, content-free, unscaled.     Neutral at: table = 0.
-    Past ``max_distance``: the last bucket of each side.     Layers share the bias, computed once per forward.
-    Cost: O(H I J), once.     Raises: ValueError if num_buckets is odd or leaves no logarithmic part.
+    Past ``max_distance``: the last bucket of each side.     Layers share the bias of each offset, computed once per
+    forward: O(H max_distance), no [I, J] tensor.     Raises: ValueError if num_buckets is odd or leaves no logarithmic
+    part.
     """
 
     name = "t5"
@@ -37,17 +38,18 @@ class T5Bias(Encoding):
         self.rule = LogBucket(num_buckets, max_distance, causal)
         self.table = draw(nn.Parameter(torch.empty(num_heads, num_buckets)), std)
 
-    def bias(self, positions: Positions) -> Float[Tensor, "B H I J"]:
-        """b[bucket] of every pair, laid out as kernels read it."""
-        return RelativeBias(self.table, self.rule).pairs(positions).contiguous()
+    def by_offset(self) -> Float[Tensor, "H K"]:
+        """b[bucket] of every offset up to ``max_distance``, whose buckets serve all farther ones."""
+        offset = torch.arange(-self.rule.max_distance, self.rule.max_distance + 1, device=self.table.device)
+        return self.table[:, self.rule.row(offset)]
 
     def prepare(self, positions: Positions) -> Positions:
         """The bias of all layers, once."""
-        return positions.share(self, self.bias(positions))
+        return positions.share(self, self.by_offset())
 
     def terms(self, positions: Positions, layer: Layer) -> tuple[Term, ...]:
         """b[bucket]."""
-        return (PairBias(positions.recall(self, lambda: self.bias(positions))),)
+        return (RelativeBias(positions.recall(self, self.by_offset), Clip(self.rule.max_distance)),)
 
     def neutralize(self) -> None:
         """Table = 0."""

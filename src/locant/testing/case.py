@@ -64,8 +64,9 @@ class Case:
         return host.to(dtype)
 
     def random(self, *shape: int, seed: int, dtype: torch.dtype = DOUBLE) -> Tensor:
-        """Normal draws, the same for the same seed."""
-        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).to(dtype)
+        """Normal draws, the same for the same seed on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        return placed(torch.randn(*shape, generator=generator, dtype=DOUBLE, device="cpu").to(dtype))
 
     def operands(
         self, num_queries: int = QUERIES, num_keys: int = KEYS, dtype: torch.dtype = DOUBLE
@@ -87,7 +88,12 @@ def redraw(
             spread(module, generator)
             return
         for parameter in module.parameters():
-            parameter.copy_(std * torch.randn(parameter.shape, generator=generator, dtype=DOUBLE))
+            parameter.copy_(std * torch.randn(parameter.shape, generator=generator, dtype=DOUBLE, device="cpu"))
+
+
+def placed(tensor: Tensor) -> Tensor:
+    """A tensor drawn on the CPU, on the default device: draws are the same on each."""
+    return tensor.to(torch.get_default_device())
 
 
 class Host(nn.Module):
@@ -158,17 +164,18 @@ def gaps(encoding: Encoding, seed: int = 6, top: int = 40) -> Positions:
     """Explicit ids with gaps, repeats and disorder, different in each row; id 0 is among queries and keys."""
     top = min(top, encoding.max_length or top)
     generator = torch.Generator().manual_seed(seed)
-    query = torch.randint(top, (BATCH, QUERIES), generator=generator)
-    key = torch.randint(top, (BATCH, KEYS), generator=generator)
+    query = torch.randint(top, (BATCH, QUERIES), generator=generator, device="cpu")
+    key = torch.randint(top, (BATCH, KEYS), generator=generator, device="cpu")
     query[1, 2], key[0, 3], key[1, 5], key[0, 0] = 0, 0, 0, top - 1
-    return Positions.from_ids(query, key)
+    return Positions.from_ids(placed(query), placed(key))
 
 
 def scenes(case: Case, encoding: Encoding) -> Iterator[Scene]:
     """Counted and explicit positions, with and without a mask, causal or not (or always, where it must be)."""
     always = not encoding.properties.bidirectional
     counted = Positions.arange(QUERIES, KEYS)
-    mask = torch.rand(BATCH, case.num_heads, QUERIES, KEYS, generator=torch.Generator().manual_seed(7)) < 0.6
+    generator = torch.Generator().manual_seed(7)
+    mask = placed(torch.rand(BATCH, case.num_heads, QUERIES, KEYS, generator=generator, device="cpu")) < 0.6
     mask[1, 0, 4] = False  # a query that sees nothing
     padding = torch.ones(BATCH, 1, 1, KEYS, dtype=torch.bool)
     padding[0, ..., -3:] = False

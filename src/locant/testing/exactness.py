@@ -42,7 +42,8 @@ def gradients(
     leaves = {"x": x.detach().clone().requires_grad_(), "memory": memory.detach().clone().requires_grad_()}
     parameters = dict(encoding.named_parameters()) | {f"host.{n}": w for n, w in host.named_parameters()}
     out = host(encoding, leaves["x"], scene.positions, leaves["memory"], backend=backend, **scene.how)
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(out.dtype)
+    generator = torch.Generator().manual_seed(9)
+    weights = torch.randn(out.shape, generator=generator, dtype=torch.float64, device="cpu").to(out)
     named = leaves | parameters
     found = torch.autograd.grad((out * weights).sum(), list(named.values()), allow_unused=True)
     return out.detach(), dict(zip(named, found, strict=True))

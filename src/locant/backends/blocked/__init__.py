@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from locant.backends import dropout, operator
-from locant.backends.blocked import gate, parts
-from locant.backends.blocked.parts import Part, Setting
+from locant.backends.blocked import gate
+from locant.backends.blocked.parts import Part, Setting, keys, numbers, pairs, queries
 from locant.backends.blocked.tile import Group, Scratch, Tile
 from locant.backends.call import Backend, Call
 from locant.backends.operator import Kernel, tensors_of
@@ -37,15 +37,15 @@ TILE_ELEMENTS = 1 << 18  # pairs of a tile (1 MB in float32: two of them stay in
 
 # For each term: the part built on diagonals, and the part that gathers.
 PARTS: dict[type[Term], tuple[type[Part], type[Part]]] = {
-    RelativeScale: (parts.ScaleToeplitz, parts.ScaleNumbers),
+    RelativeScale: (numbers.ScaleToeplitz, numbers.ScaleNumbers),
     RelativeGate: (gate.GateDiagonals, gate.GateRows),
-    RelativeBias: (parts.Toeplitz, parts.Numbers),
-    PairBias: (parts.Pairs, parts.Pairs),
-    LowRankBias: (parts.LowRank, parts.LowRank),
-    RelativeQuery: (parts.QueryDiagonals, parts.QueryRows),
-    RelativeKey: (parts.KeyDiagonals, parts.KeyRows),
-    WeightScale: (parts.PairWeights, parts.PairWeights),
-    RelativeValue: (parts.ValueDiagonals, parts.ValueRows),
+    RelativeBias: (numbers.Toeplitz, numbers.Numbers),
+    PairBias: (pairs.Pairs, pairs.Pairs),
+    LowRankBias: (pairs.LowRank, pairs.LowRank),
+    RelativeQuery: (queries.QueryDiagonals, queries.QueryRows),
+    RelativeKey: (keys.KeyDiagonals, keys.KeyRows),
+    WeightScale: (pairs.PairWeights, pairs.PairWeights),
+    RelativeValue: (queries.ValueDiagonals, queries.ValueRows),
 }
 
 

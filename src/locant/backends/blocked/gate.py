@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.backends.blocked.parts import Part, _heads, _table_grad
+from locant.backends.blocked.parts import Part, add_rows, of_heads
 from locant.backends.blocked.tile import Band, Group, Tile
 
 GATE_ELEMENTS = 1 << 17  # products [G queries W D] formed at once
@@ -23,7 +23,7 @@ class GateRows(Part):
 
     def _gates(self, tile: Tile, some: slice) -> tuple[Tensor, Float[Tensor, "G I J D"]]:
         rows = tile.rows(self.term.rule)[some]
-        table = _heads(self.tensors[0], tile.group.heads)
+        table = of_heads(self.tensors[0], tile.group.heads)
         return rows.flatten(), table.index_select(1, rows.flatten()).unflatten(1, rows.shape)
 
     def forward(self, tile: Tile, pairs: Tensor, out: Tensor | None = None) -> None:
@@ -44,7 +44,7 @@ class GateRows(Part):
             weighted = dpairs[..., None] * q  # [G some J D]
             tile.group.dk[:, : tile.num_keys] += (weighted * gates).sum(1)
             if self.grads[0] is not None:
-                _table_grad(self.grads[0], tile.group.heads, rows, (weighted * k).flatten(1, 2))
+                add_rows(self.grads[0], tile.group.heads, rows, (weighted * k).flatten(1, 2))
 
 
 class GateDiagonals(Part):
@@ -72,8 +72,8 @@ class GateDiagonals(Part):
     def close_heads(self, heads: slice) -> None:
         """Hand the gradients of these heads to the table."""
         if self.dtable is not None:
-            target = _heads(self.dtable, heads)
-            _table_grad(self.grads[0], heads, self.diagonals.band_rows, target)
+            target = of_heads(self.dtable, heads)
+            add_rows(self.grads[0], heads, self.diagonals.band_rows, target)
             target.zero_()
 
     def _sides(self, band: Band) -> list[tuple[int, slice, slice]]:
@@ -109,7 +109,7 @@ class GateDiagonals(Part):
     def forward(self, tile: Tile, pairs: Tensor, out: Tensor | None = None) -> None:
         """See `Part`."""
         band = self.diagonals.band(tile)
-        table, k = _heads(self.table, tile.group.heads), tile.group.k
+        table, k = of_heads(self.table, tile.group.heads), tile.group.k
         columns, wide = self._near(band)
         middle = pairs[..., band.start : band.stop]
         if band.width:
@@ -131,7 +131,7 @@ class GateDiagonals(Part):
         assert tile.dscaled is not None and tile.group.dk is not None
         band = self.diagonals.band(tile)
         heads = tile.group.heads
-        table, dtable = _heads(self.table, heads), None if self.dtable is None else _heads(self.dtable, heads)
+        table, dtable = of_heads(self.table, heads), None if self.dtable is None else of_heads(self.dtable, heads)
         for column, wholly, partly in self._sides(band):
             keys = slice(min(wholly.start, partly.start), max(wholly.stop, partly.stop))
             here = grad[..., keys].clone()

@@ -156,11 +156,14 @@ class Plan:
             pair=_by_pair(tables.get("pair")),
             mask=_by_pair(allowed),
             ids=self.ids,
+            scale=float(self.call.operands.scale),  # pyright: ignore[reportArgumentType]
+            drop=self.drop,
         )
 
-    def scale(self) -> float:
-        """The scale as a number."""
-        return float(self.call.operands.scale)  # pyright: ignore[reportArgumentType]
+    def inputs(self, group: Group, *results: Tensor) -> Any:
+        """What is read of this group: q, k, v and, where they are there, dout, lse and delta."""
+        given = [group.of(tensor) for tensor in (self.q, self.k, self.v, *results)]
+        return self.kernels.Inputs(*given, *[None] * (6 - len(given)))
 
 
 def _by_head(tensor: Tensor | None) -> tuple[Any, ...] | None:
@@ -203,22 +206,19 @@ class Triton(Kernel):
     def forward(self, call: Call, seed: int) -> tuple[Tensor, Tensor]:
         """Output [B H I E] and logarithms [B H I]."""
         plan = Plan(call, seed)
-        q, k, v, tables = plan.q, plan.k, plan.v, plan.tables.whole
-        out = q.new_empty(*q.shape[:3], v.shape[3])
+        q, tables = plan.q, plan.tables.whole
+        out = q.new_empty(*q.shape[:3], plan.v.shape[3])
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         m, n = plan.tiles.queries, plan.tiles.keys
         blocks = {"BM": m, "BN": n, **plan.flags, **plan.launch}
         for group in plan.groups(False):
             terms, sizes = plan.terms(group), plan.sizes(group)
-            part_q, part_k, part_v, part_lse = (group.of(t) for t in (q, k, v, lse))
             part_out = group.of(out)
             made = part_out.new_empty(part_out.shape, dtype=torch.float32) if "value" in tables else part_out
-            programs = group.size * cdiv(plan.queries, m)
-            settings = (terms, sizes, plan.scale(), plan.drop)
-            start(plan.kernels.forward, programs, part_q, part_k, part_v, made, part_lse, *settings,
-                  **plan.constants, **blocks)  # fmt: skip
+            given = (plan.inputs(group), made, group.of(lse), terms, sizes)
+            start(plan.kernels.forward, group.size * cdiv(plan.queries, m), *given, **plan.constants, **blocks)
             if "value" in tables:
-                mass = _masses(plan, group, terms, part_lse)
+                mass = _masses(plan, group, terms, lse)
                 part_out.copy_(made + (group.split(mass) @ group.rows(tables["value"])).flatten(0, 1))
         return out, lse
 
@@ -231,13 +231,14 @@ class Triton(Kernel):
 
 def _masses(plan: Plan, group: Group, terms: Any, lse: Tensor) -> Tensor:
     """Weights by offset [G I W]."""
-    mass = lse.new_zeros(group.size, plan.queries, plan.tables.width)
+    mass = torch.zeros(group.size, plan.queries, plan.tables.width, dtype=torch.float32, device=lse.device)
+    x = plan.inputs(group)._replace(lse=group.of(lse))
     sums = plan.kernels.Sums(None, None, mass, None, None, None, None)
-    constants = {name: value for name, value in plan.constants.items() if name not in ("E", "EP")}
+    constants = {name: value for name, value in plan.constants.items() if name != "EP"}
     m = plan.tiles.backward
     start(
-        plan.kernels.masses, group.size * cdiv(plan.queries, m), group.of(plan.q), group.of(plan.k), lse, terms,
-        plan.sizes(group), sums, plan.scale(), plan.drop, BM=m, BN=m, **constants, **plan.flags, **plan.launch,
+        plan.kernels.masses, group.size * cdiv(plan.queries, m), x, terms, plan.sizes(group), sums,
+        BM=m, BN=m, **constants, **plan.flags, **plan.launch,
     )  # fmt: skip
     return mass
 
@@ -278,15 +279,14 @@ class Backward:
         given = plan.kernels.Sums(
             sums.get("query"), sums.get("key"), None, sums.get("gate"), ends, sums.get("bias"), sums.get("scales")
         )
-        inputs = [group.of(t) for t in (plan.q, plan.k, plan.v, self.dout, self.lse, self.delta)]
+        x = plan.inputs(group, self.dout, self.lse, self.delta)
         dq, dk, dv = (group.of(t) for t in (self.dq, self.dk, self.dv))
         sizes = plan.sizes(group)
-        settings = (terms, sizes, given, plan.scale(), plan.drop)
-        constants = {**plan.constants, **plan.flags, **plan.launch}
-        start(plan.kernels.rows, group.size * blocks, *inputs, dq, *settings, B=block, **constants)
-        start(plan.kernels.columns, group.size * cdiv(keys, block), *inputs, dk, dv, *settings, B=block, **constants)
+        constants = {"B": block, **plan.constants, **plan.flags, **plan.launch}
+        start(plan.kernels.rows, group.size * blocks, x, dq, terms, sizes, given, **constants)
+        start(plan.kernels.columns, group.size * cdiv(keys, block), x, dk, dv, terms, sizes, given, **constants)
         if "pair" in self.names:
-            self._pairs(group, inputs, terms, sizes)
+            self._pairs(group, x, terms, sizes)
         for name, rows, grad in (("query", plan.q, dq), ("key", plan.k, dk)):
             if name in sums:
                 self._products(group, name, sums[name], rows, grad)
@@ -295,10 +295,10 @@ class Backward:
                 group.add(self.grads[name], sums[name].sum(1))
         if "gate" in self.names:
             assert ends is not None
-            self._gate(group, inputs[0], inputs[1], sums["gate"], ends, sizes)
+            self._gate(group, x, sums["gate"], ends, sizes)
         if "value" in self.names:
-            mass = group.split(_masses(plan, group, terms, inputs[4])).to(plan.q.dtype)
-            group.add(self.grads["value"], (mass.transpose(-1, -2) @ group.split(inputs[3])).flatten(0, 1))
+            mass = group.split(_masses(plan, group, terms, self.lse)).to(plan.q.dtype)
+            group.add(self.grads["value"], (mass.transpose(-1, -2) @ group.split(x.dout)).flatten(0, 1))
 
     def _products(self, group: Group, name: str, sums: Tensor, rows: Tensor, grad: Tensor) -> None:
         """What a table of vectors adds to dq or dk, and its own gradient."""
@@ -308,26 +308,24 @@ class Backward:
         if name in self.names:
             group.add(self.grads[name], (by_offset.transpose(-1, -2) @ group.split(group.of(rows))).flatten(0, 1))
 
-    def _gate(self, group: Group, q: Tensor, k: Tensor, dcontent: Tensor, ends: Tensor, sizes: Any) -> None:
+    def _gate(self, group: Group, x: Any, dcontent: Tensor, ends: Tensor, sizes: Any) -> None:
         plan = self.plan
         width, depth = plan.tables.width, plan.q.shape[3]
         found = dcontent.new_empty(group.size, width, depth)
         start(
-            plan.kernels.gates, group.size * width, q, k, dcontent, found, sizes,
+            plan.kernels.gates, group.size * width, x, dcontent, found, sizes,
             D=depth, DP=plan.constants["DP"], BM=plan.tiles.backward, num_warps=4,
         )  # fmt: skip
         found[:, 0], found[:, -1] = ends[:, :, 0].sum(1), ends[:, :, 1].sum(1)
         group.add(self.grads["gate"], found)
 
-    def _pairs(self, group: Group, inputs: list[Tensor], terms: Any, sizes: Any) -> None:
+    def _pairs(self, group: Group, x: Any, terms: Any, sizes: Any) -> None:
         plan, grad = self.plan, self.grads["pair"]
         block = plan.tiles.backward
         programs = grad.shape[0] * grad.shape[1] * cdiv(plan.queries, block) * cdiv(plan.keys, block)
         constants = {**plan.constants, **plan.launch, "CAUSAL": plan.flags["CAUSAL"]}
-        start(
-            plan.kernels.pairs, programs, *inputs, grad, terms, sizes, plan.scale(), plan.drop, *grad.shape[:2],
-            group.size, BM=block, BN=block, **constants,
-        )  # fmt: skip
+        given = (x, grad, terms, sizes, *grad.shape[:2], group.size)
+        start(plan.kernels.pairs, programs, *given, BM=block, BN=block, **constants)
 
 
 def refuses(call: Call) -> str | None:
