@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 
 import torch
-from torch._dynamo.testing import CompileCounter
 
 import locant
 from locant import Positions, attention
@@ -21,6 +20,8 @@ def main(device: str, *backends: str) -> None:
     """Forward and backward, at five lengths, with and without dropout."""
     if "triton" in backends and device == "cpu":
         interpret()
+    from torch._dynamo.testing import CompileCounter  # it imports triton, which must know by then
+
     torch.set_default_device(device)
     torch.manual_seed(0)
     encoding = locant.load("huang_m4", num_heads=2, head_dim=8, model_dim=16, max_length=300, clip=9)

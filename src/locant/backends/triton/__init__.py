@@ -128,7 +128,7 @@ class Plan:
 
     def groups(self, backward: bool) -> Iterator[Group]:
         """The groups within which scratch memory is kept."""
-        return groups(self.batch, self.heads, scratch(self.call, self.tables, backward))
+        return groups(self.batch, self.heads, scratch(self.call, self.tables.width, backward))
 
     def sizes(self, group: Group) -> Any:
         """The lengths, for a launch on a group."""
@@ -179,13 +179,14 @@ def _by_pair(tensor: Tensor | None) -> tuple[Any, ...] | None:
     return tensor, *(0 if extent == 1 else s for extent, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def scratch(call: Call, tables: lower.Tables, backward: bool) -> int:
-    """Bytes of scratch memory for each batch row and head: linear in the length where tables are clipped."""
+def scratch(call: Call, width: int, backward: bool) -> int:
+    """Bytes of scratch memory for each batch row and head, for so many columns: linear where tables are clipped."""
     operands, size = call.operands, call.operands.q.element_size()
     lengths = {"query": operands.q.shape[2], "key": operands.k.shape[2], "value": operands.q.shape[2]}
     lengths |= {"gate": operands.q.shape[2]} if backward else {}
-    rows = sum(length for name, length in lengths.items() if name in tables.whole)
-    return rows * tables.width * (size + 4 if backward or "value" in tables.whole else size)
+    names = {lower.NAMES[type(term)] for term in call.terms}
+    rows = sum(length for name, length in lengths.items() if name in names)
+    return rows * width * (size + 4 if backward or "value" in names else size)
 
 
 def cdiv(a: int, b: int) -> int:
@@ -333,7 +334,7 @@ def refuses(call: Call) -> str | None:
     why = operator.refuses() or _missing(call.operands.q.device.type) or lower.refuses(call)
     if why is not None:
         return why
-    needed = scratch(call, lower.lower(call), True)
+    needed = scratch(call, lower.widest(call), True)
     return f"tables not clipped need {needed >> 20} MB of scratch memory for each head" if needed > SCRATCH else None
 
 

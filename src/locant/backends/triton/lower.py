@@ -183,6 +183,20 @@ def lower(call: Call) -> Tables:
     return Tables(low, high, tuple(shares), whole)
 
 
+def widest(call: Call) -> int:
+    """At most so many columns, from rules and lengths alone: no table is read, so this can be traced."""
+    queries, keys = call.operands.q.shape[2], call.operands.k.shape[2]
+    rules: list[Rule] = [term.rule for term in call.terms if not isinstance(term, PairBias)]  # pyright: ignore[reportAttributeAccessIssue]
+    width = 2
+    for rule in rules:
+        far = reach(rule)
+        columns = queries + keys if far is None else 2 * far + 1
+        if call.operands.positions.contiguous:
+            columns = min(columns, queries + keys)
+        width = max(width, columns)
+    return width
+
+
 def _ends(rule: Rule, call: Call) -> tuple[int, int]:
     """Offsets beyond which all rows are that of the end."""
     operands = call.operands
