@@ -334,7 +334,7 @@ def test_a_folder_with_an_encoding_says_that_it_needs_locant(tmp_path: Path) -> 
     diagnosis = diagnose(folder)
     assert diagnosis.healthy, str(diagnosis)
     assert diagnosis.encoding == "shaw"
-    assert found(diagnosis, "folder").figure == "shaw attached; without locant.hf it loads without"
+    assert found(diagnosis, "folder").figure == "shaw attached; without locant.hf imported it loads as a plain host"
     config = json.loads((folder / "config.json").read_text())
     del config["locant"]
     (folder / "config.json").write_text(json.dumps(config))
@@ -375,7 +375,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
         diagnose(tmp_path)
     with pytest.raises(ValueError, match="away' is no folder, needed that of a saved model"):
         diagnose(tmp_path / "away")
-    with pytest.raises(ValueError, match="no model could be loaded from 'org/never-cached'"):
+    with pytest.raises(ValueError, match="no folder 'org/never-cached' here, and no model of that name"):
         diagnose("org/never-cached")
     with pytest.raises(ValueError, match="diagnose: Linear takes input, needed input_ids"):
         diagnose(nn.Linear(3, 5))

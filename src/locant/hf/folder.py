@@ -30,7 +30,10 @@ def folder_of(source: str | os.PathLike[str]) -> Path:
     try:
         file = cached_file(str(source), "config.json", local_files_only=True)
     except (OSError, ValueError) as error:
-        raise _no_model(source, error) from error
+        raise ValueError(
+            f"diagnose: there is no folder {str(source)!r} here, and no model of that name in the hub's cache (nothing "
+            "is downloaded); check the path"
+        ) from error
     return Path(str(file)).parent
 
 
@@ -54,7 +57,7 @@ def open_folder(folder: Path) -> tuple[nn.Module | None, list[Finding]]:
     if told.kind == "half-converted":
         return None, [Finding("folder", "FAULT", f"half-converted: {told.reason}", told.advice)]
     if told.kind == "attached":
-        first = Finding("folder", "ok", f"{', '.join(told.encodings)} attached; without locant.hf it loads without")
+        first = Finding("folder", "ok", f"{', '.join(told.encodings)} attached; without locant.hf imported it loads as a plain host")
     else:
         verdict = "FAULT" if told.kind == "legacy" else "ok"
         first = Finding("folder", verdict, told.reason, told.advice if told.kind == "legacy" else "")
