@@ -63,7 +63,8 @@ class FinetuneTrainer(Trainer):
         loss = super().training_step(model, inputs, num_items_in_batch)
         whole = loss.detach()
         if self.args.world_size > 1:
-            whole, tokens = self.accelerator.reduce(whole.clone(), "mean"), self.accelerator.reduce(tokens, "sum")
+            accelerator: Any = self.accelerator
+            whole, tokens = accelerator.reduce(whole.clone(), "mean"), accelerator.reduce(tokens, "sum")
         if not math.isfinite(float(whole)):
             raise DivergedError(_diverged(self.state.global_step + 1, float(whole), ids, self.args.learning_rate))
         self._losses.append(whole)
@@ -76,7 +77,8 @@ class FinetuneTrainer(Trainer):
         loss = sum(float(part) for part in self._losses)
         self._losses = []
         speed = (self.tokens - self._since) / max(now - self._started, 1e-9)
-        rate = self.optimizer.param_groups[0]["lr"] if self.optimizer else 0.0
+        optimizer: Any = self.optimizer
+        rate = optimizer.param_groups[0]["lr"] if optimizer else 0.0
         line = {"step": step, "loss": loss, "next_learning_rate": rate, "tokens": self.tokens}
         times = {"seconds": round(now - self._started, 3), "tokens_per_second": round(speed, 1)}
         try:
