@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from locant.data.tokenizer import special_id
 from locant.finetune.batches import Feature, collate, predict
 from locant.finetune.glue import Example, GlueData, GlueTask
 from locant.finetune.problem import Scored, shuffled, subset
@@ -75,7 +76,7 @@ class Classification:
 
     def batch(self, features: Sequence[Feature]) -> dict[str, Any]:
         """Padded ids with labels."""
-        return collate(features, int(self.tokenizer.pad_token_id), self.with_types)
+        return collate(features, special_id(self.tokenizer, "pad_token"), self.with_types)
 
     def evaluate(self, model: Any, trainer: Any) -> dict[str, Scored]:
         """Accuracy, F1, Matthews or the correlations: what the task is scored by."""

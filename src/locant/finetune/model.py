@@ -169,7 +169,7 @@ def parameter_groups(model: nn.Module, settings: FinetuneSettings) -> list[dict[
 
 def identity(choice: ModelChoice) -> dict[str, Any]:
     """What a run depends on: the choice, with a digest of the model's files in place of where they lie."""
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     try:
         config = cached_file(choice.model, "config.json")

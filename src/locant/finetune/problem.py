@@ -29,9 +29,9 @@ class Problem(Protocol):
     """A task, read and tokenized. The scores of each dev set begin with the main one."""
 
     auto: str  # the class of transformers that has its head
-    config: Mapping[str, Any]  # what the model's config is told
-    train: Sequence[Feature]
-    notices: Sequence[str]
+    config: dict[str, Any]  # what the model's config is told
+    train: list[Feature]
+    notices: list[str]
 
     def batch(self, features: Sequence[Feature]) -> dict[str, Any]:
         """What the model is called with."""

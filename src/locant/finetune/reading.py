@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from locant.data.tokenizer import special_id
 from locant.finetune.batches import Feature, collate, predict
 from locant.finetune.problem import Scored, subset
 from locant.finetune.scores import squad_scores
@@ -49,7 +50,7 @@ class Reading:
 
     def batch(self, features: Sequence[Feature]) -> dict[str, Any]:
         """Padded ids with the tokens of the answers."""
-        return collate(features, int(self.tokenizer.pad_token_id), self.with_types)
+        return collate(features, special_id(self.tokenizer, "pad_token"), self.with_types)
 
     def evaluate(self, model: Any, trainer: Any) -> dict[str, Scored]:
         """F1 and exact match in percent."""

@@ -15,6 +15,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 Scores = dict[str, float | None]
 Numbers = Sequence[int | float]  # classes, or what a regression task predicts
@@ -67,7 +68,8 @@ def accuracy_and_f1(labels: Numbers, predictions: Numbers) -> Scores:
     """F1 of class 1 (a paraphrase, a duplicate), and accuracy."""
     from sklearn.metrics import f1_score
 
-    return {"f1": float(f1_score(labels, predictions, zero_division=0.0)), **accuracy(labels, predictions)}
+    f1 = float(f1_score(labels, predictions, zero_division=0.0))  # pyright: ignore[reportArgumentType]
+    return {"f1": f1, **accuracy(labels, predictions)}
 
 
 def matthews(labels: Numbers, predictions: Numbers) -> Scores:
@@ -83,10 +85,9 @@ def correlations(labels: Numbers, predictions: Numbers) -> Scores:
 
     if len(set(labels)) < 2 or len(set(predictions)) < 2:
         return {"pearson": None, "spearman": None}
-    return {
-        "pearson": _finite(pearsonr(labels, predictions)[0]),
-        "spearman": _finite(spearmanr(labels, predictions)[0]),
-    }
+    pearson: Any = pearsonr(labels, predictions)[0]
+    spearman: Any = spearmanr(labels, predictions)[0]
+    return {"pearson": _finite(float(pearson)), "spearman": _finite(float(spearman))}
 
 
 def _finite(value: float) -> float | None:

@@ -57,7 +57,8 @@ def open_folder(folder: Path) -> tuple[nn.Module | None, list[Finding]]:
     if told.kind == "half-converted":
         return None, [Finding("folder", "FAULT", f"half-converted: {told.reason}", told.advice)]
     if told.kind == "attached":
-        first = Finding("folder", "ok", f"{', '.join(told.encodings)} attached; without locant.hf imported it loads as a plain host")
+        figure = f"{', '.join(told.encodings)} attached; without locant.hf imported it loads as a plain host"
+        first = Finding("folder", "ok", figure)
     else:
         verdict = "FAULT" if told.kind == "legacy" else "ok"
         first = Finding("folder", verdict, told.reason, told.advice if told.kind == "legacy" else "")
