@@ -229,7 +229,7 @@ def test_two_models_stand_side_by_side(saved, tmp_path):
     assert (out / "figures" / "compared" / "attention_by_offset.svg").exists()
     table = (out / "tables" / "mean_distance.csv").read_text(encoding="utf-8")
     assert table.count("\nbert,") == table.count("\nattached,") == LAYERS * 3
-    assert (out / "tables" / "companions.csv").read_text(encoding="utf-8").count("\nattached,0,pair bias,bias,") > 3
+    assert (out / "tables" / "companions.csv").read_text(encoding="utf-8").count("\nattached,0,relative bias,bias,") > 3
     assert "not run: table: " in result.stdout
 
 

@@ -90,12 +90,12 @@ def wide_like(encoding):
 
 def test_the_correlation_is_one_tensor_for_all_layers_and_rows():
     # https://github.com/huggingface/transformers/pull/47014: never expanded over the batch, once per forward
-    for name in ("tupe_a", "t5"):
+    for name, what, shape in (("tupe_a", "bias", (1, 3, 7, 7)), ("t5", "table", (3, 257))):
         layers = locant.stack(name, 4, **SIZES)
         positions = layers.prepare(Positions.arange(7))
         q = torch.zeros(8, 3, 7, 8)
-        found = [layer.terms(positions, Layer(q, q))[0].bias for layer in layers]
-        assert found[0].shape == (1, 3, 7, 7) and all(bias is found[0] for bias in found)
+        found = [getattr(layer.terms(positions, Layer(q, q))[0], what) for layer in layers]
+        assert found[0].shape == shape and all(one is found[0] for one in found)
 
 
 def test_counts_of_bert_base_are_the_papers():
