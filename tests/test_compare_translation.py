@@ -165,6 +165,7 @@ def test_target_logits_are_those_of_the_host_itself():
     logits, targets = target_logits(host, batch["input_ids"], batch["attention_mask"], batch["labels"])
     want = host(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"])
     loss = torch.nn.functional.cross_entropy(logits, targets)
+    assert targets.tolist() == [6, 5, 4, END, 9, END], "padding is no target"
     assert loss.item() == pytest.approx(want.loss.item(), abs=1e-5)
 
 
@@ -224,6 +225,11 @@ def test_what_the_target_says_is_scored_100(tmp_path: Path, monkeypatch):
     task = find_objective("translation")
     data: Any = task.prepare(recipe, tmp_path / "text", progress=False)
     trial: Any = task.trial(recipe, recipe.encodings[0], 1, data)
+    lengths = [len(ids) for ids in data.test.sources]
+    longest = {length: [lengths[k] for k in chosen] for length, chosen in trial._tests().items()}
+    assert sorted(longest[4] + longest[7] + longest[9]) == sorted(lengths), "each pair is in one bucket"
+    assert {n <= 4 for n in longest[4]} == {4 < n <= 7 for n in longest[7]} == {7 < n for n in longest[9]} == {True}
+    assert sorted(longest[5]) == sorted(n for n in lengths if n <= 5) and {4, 7} <= set(lengths)
     said = dict(zip(data.test.sources, data.test.targets, strict=True))
     monkeypatch.setattr(
         "locant.training.translation.translate", lambda host, sources, *rest: [list(said[one]) for one in sources]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -98,6 +99,15 @@ def test_nothing_is_left_for_the_loss_in_evaluation():
     assert encoding.aux is not None
     encoding.eval().embed(torch.randn(1, 3, 12), Positions.arange(3))
     assert encoding.aux is None
+
+
+def test_a_model_in_training_is_copied_without_what_a_forward_left():
+    encoding = dpe().train()
+    encoding.embed(torch.randn(1, 3, 12), Positions.arange(3))
+    assert encoding.aux is not None and encoding.aux.requires_grad
+    again = copy.deepcopy(encoding)
+    assert again.aux is None and encoding.aux is not None and again.training
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), encoding.parameters(), strict=True))
 
 
 @torch.no_grad()

@@ -112,6 +112,10 @@ class Encoding(nn.Module):
         """
         return None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles leave out what one forward left behind: a part of its graph."""
+        return {name: value for name, value in self.__dict__.items() if name != "aux"}
+
     def tie(self, first: Encoding) -> None:
         """Share with the first layer's object what all layers share, where the rest is separate."""
 
