@@ -32,6 +32,9 @@ Examples:
 
   LOCANT_DATA=~/data locant compare recipes/length_generalization.toml
 
+A recipe may have several sizes, tables [sizes.NAME] that are laid over the rest of it; without --size it is cpu where
+the recipe has that, else the recipe as it is written. Figures that it quotes from papers stand beside the results.
+
 The output folder gets results.json, table.csv, runs.csv, plots and report.html. Stop at any time (Ctrl-C): the same
 command goes on after the last finished run. More encodings or seeds may be added later; any other change
 needs another --out. A recipe with several problems makes a folder for each, and exact_match.txt beside them.
@@ -57,6 +60,9 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(help="Runs trained side by side.", show_default="the recipe's jobs, or 1")
     ] = None,
+    size: Annotated[
+        str, typer.Option(help="Which [sizes.NAME] of the recipe.", show_default="cpu, or as it is written")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result table as JSON on stdout.")] = False,
 ) -> None:
     """Parses, compares, prints."""
@@ -68,7 +74,7 @@ def compare(
         from locant.compare.tables import to_text
         from locant.report import write_report
 
-        loaded = load_recipe(recipe, overrides or [])
+        loaded = load_recipe(recipe, overrides or [], size)
         folder = out or Path("runs") / loaded.name
         command = " ".join(["locant", *sys.argv[1:]])
         reports: list[Path] = []

@@ -20,12 +20,14 @@ from locant.compare.fields import build, kind_of, near, read_value
 from locant.compare.measure import MeasureSettings
 from locant.compare.objective import find_objective
 from locant.compare.problems import ProblemSettings
+from locant.compare.published import Published
+from locant.compare.sizes import choose_size
 from locant.compare.translation import PairSettings
 from locant.data import MaskingConfig, TextSource, TokenizerConfig
 from locant.training.mlm import EncodingChoice, ModelSize, TrainSettings
 
 # What may differ between two calls that share an output folder: it changes which runs there are, not what a run is.
-GRID_KEYS = ("name", "encodings", "seeds", "baseline", "jobs", "measure")
+GRID_KEYS = ("name", "encodings", "seeds", "baseline", "jobs", "measure", "published")
 # Tables that belong to one task.
 TABLES_OF = {"problems": "length_generalization", "pairs": "translation"}
 
@@ -49,6 +51,7 @@ class Recipe:
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     measure: MeasureSettings = field(default_factory=MeasureSettings)
+    published: tuple[Published, ...] = ()  # figures shown beside the results
 
     def __post_init__(self) -> None:
         if not self.encodings:
@@ -120,8 +123,9 @@ def shared_part(table: dict[str, Any]) -> dict[str, Any]:
     return shared
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Reads a recipe file, applies `key=value` overrides and checks everything that can be checked without training.
+def load_recipe(path: str | Path, overrides: Sequence[str] = (), size: str = "") -> Recipe:
+    """Reads a recipe file at one of its sizes (see `locant.compare.sizes`), applies `key=value` overrides to that, and
+    checks everything that can be checked without training.
 
     Raises: FileNotFoundError; ValueError naming the key, its value and what was needed.
     """
@@ -133,7 +137,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"recipe: {path} is not TOML: {error}") from error
-    return read_recipe({"name": path.stem, **table}, overrides)
+    return read_recipe(choose_size({"name": path.stem, **table}, size), overrides)
 
 
 def read_recipe(table: dict[str, Any], overrides: Sequence[str] = (), *, check: bool = True) -> Recipe:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from locant.compare.objective import objective_of
+from locant.compare.published import CAUTION, published
 from locant.compare.results import ResultTable
 from locant.compare.summary import CLEAR, LEANING, Difference, LengthSummary, Row, Spread, summarise
 
@@ -18,7 +19,7 @@ UNSTEADY = 1.5  # between the fastest and the slowest round, from which speeds a
 
 
 def to_text(table: ResultTable) -> str:
-    """Two aligned tables, quality and cost, best first, with the meaning of the marks below."""
+    """Aligned tables: quality and cost, best first, with the meaning of the marks below; then published figures."""
     rows = summarise(table)
     factors = sorted({(one.length, one.factor) for row in rows for one in row.lengths if one.factor != 1})
     header = ["#", "encoding", "seeds", f"loss at {table.trained_length}", f"against {table.baseline}"]
@@ -37,6 +38,9 @@ def to_text(table: ResultTable) -> str:
     notes = [f"{row.encoding}: {failure}" for row in rows for failure in row.failed]
     notes += [f"{row.encoding} at {one.length}: {one.reason}" for row in rows for one in row.lengths if one.reason]
     lines += ["", "Not measured", *notes] if notes else []
+    if figures := published(table):
+        shown = [[one.claim, one.value, one.source] for one in figures]
+        lines += ["", f"Published figures ({CAUTION})", *align(["claim", "value", "source"], shown, 3)]
     return "\n".join(lines) + "\n"
 
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from locant.compare.conclusions import findings
 from locant.compare.objective import objective_of
+from locant.compare.published import CAUTION, published
 from locant.compare.results import ResultTable, write_atomically
 from locant.compare.summary import CLEAR, LEANING, LEVEL, Difference, LengthSummary, Row, summarise
 from locant.compare.tables import count_text, length_text, seeds_text, shift_text, spread_text
@@ -85,7 +86,9 @@ def render(table: ResultTable) -> str:
         quality=[_line(table, row, _quality_cells(table, rows, row)) for row in rows],
         cost=[_line(table, row, _cost_cells(rows, row)) for row in rows],
         figures=_figures(table, rows),
-        setting=_flat(table.recipe),
+        published=published(table),
+        caution=CAUTION,
+        setting=_flat({key: value for key, value in table.recipe.items() if key != "published"}),
         environment=_flat(table.environment),
         seeds=", ".join(map(str, table.seeds)) or "none",
         runs=table.runs,
