@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from locant.compare.evaluate import CausalValidation
 from locant.compare.executors import InlineExecutor
 from locant.compare.grid import compare
 from locant.compare.objective import TASKS, find_objective
 from locant.compare.recipe import read_recipe
 from locant.compare.results import LengthScore, ResultTable, RunResult, read_results
 from locant.compare.series import compare_series, generalization, generalization_text
+from locant.compare.text import prepare_text
+from locant.hf import course
 from locant.training.causal import IGNORED, PairCollate, Pairs, WindowCollate, build_gpt2, generate, next_token_logits
 from locant.training.mlm import EncodingChoice, ModelSize
 from tests.compare_runs import table, write_text
@@ -222,8 +226,18 @@ def test_a_causal_model_of_text_is_scored_at_longer_windows(tmp_path: Path):
     assert all(one.loss is not None and 2 < one.loss < 6 for one in none.lengths)
     assert absolute.lengths[1].loss is None and "beyond its table of 9 rows" in str(absolute.lengths[1].reason)
     assert [one.shift for one in none.shifts] == [0, 4]
-    with pytest.raises(ValueError, match=r"train.checkpoints = 1, but task = 'causal_lm'"):
-        read_recipe({**body, "task": "causal_lm", "train": {**body["train"], "checkpoints": 1}})
+
+
+def test_a_causal_model_is_kept_on_its_way_and_loads_as_it_was(tmp_path: Path):
+    body = table(write_text(tmp_path / "text.txt"), encodings=["shaw"], seeds=[1])
+    recipe = read_recipe({**body, "task": "causal_lm", "train": {**body["train"], "checkpoints": 1}})
+    result = compare(recipe, tmp_path / "out", executor=InlineExecutor)
+    (first, _), (last, folder) = course.kept(tmp_path / "out/runs/shaw-seed1")
+    text = prepare_text(recipe, tmp_path / "again", progress=False)
+    scores = CausalValidation(text.validation, text.tokenizer, recipe.evaluate)
+    loss, _ = scores.score(AutoModelForCausalLM.from_pretrained(folder), recipe.train.length)
+    assert first.loss > last.loss
+    assert loss == pytest.approx(last.loss, rel=1e-5) == result.runs[0].lengths[0].loss
 
 
 def test_an_encoding_for_decoders_belongs_to_a_causal_task(tmp_path: Path):

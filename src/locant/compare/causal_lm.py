@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from locant.compare.evaluate import CausalValidation
-from locant.compare.objective import OnStep, refuse_checkpoints
+from locant.compare.objective import OnStep
 from locant.compare.recipe import Recipe
 from locant.compare.text import PreparedText
 from locant.compare.text_windows import TextTask, WindowTrial
@@ -38,8 +38,3 @@ class CausalLM(TextTask):
     """Next tokens; the first token of a window is predicted by none. Masks mean nothing here."""
 
     name, unused, trial = "causal_lm", ("problems", "pairs", "masking"), CausalTrial
-
-    def check(self, recipe: Recipe) -> None:
-        """As for every text; no models are kept on their way."""
-        super().check(recipe)
-        refuse_checkpoints(recipe)

@@ -130,11 +130,11 @@ def refuse_unused(recipe: Recipe, task: str, tables: tuple[str, ...]) -> None:
 
 
 def refuse_checkpoints(recipe: Recipe) -> None:
-    """Raise a ValueError where a recipe of another task than `mlm` asks for models on their way."""
+    """Raise a ValueError where a recipe of a task other than those over text asks for models on their way."""
     if recipe.train.checkpoints:
         raise ValueError(
             f"recipe: train.checkpoints = {recipe.train.checkpoints}, but task = {recipe.task!r} keeps no model on its "
-            "way; write 0, or take task = 'mlm'"
+            "way; write 0, or take task = 'mlm' or 'causal_lm'"
         )
 
 
