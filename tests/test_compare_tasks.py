@@ -23,6 +23,7 @@ from locant.hf import course
 from locant.training.causal import IGNORED, PairCollate, Pairs, WindowCollate, build_gpt2, generate, next_token_logits
 from locant.training.mlm import EncodingChoice, ModelSize
 from tests.compare_runs import table, write_text
+from tests.names import CLAIMS, DECODERS, ENCODERS
 
 SIZE = {"num_layers": 1, "model_dim": 8, "num_heads": 2, "dropout": 0.0}
 
@@ -249,3 +250,13 @@ def test_an_encoding_for_decoders_belongs_to_a_causal_task(tmp_path: Path):
     assert trial.by_length()[0].loss is not None
     with pytest.raises(ValueError, match=r"cope"):
         read_recipe(body)
+
+
+def test_every_encoding_trains_in_the_tasks_that_it_serves(tmp_path: Path):
+    assert {*ENCODERS, *DECODERS} == set(CLAIMS)
+    for task, names in (("mlm", ENCODERS), ("causal_lm", DECODERS)):
+        body = table(write_text(tmp_path / "text.txt"), encodings=names, train={"steps": 2}, evaluate={"shifts": []})
+        result = compare(read_recipe({**body, "task": task}), tmp_path / task, executor=InlineExecutor)
+        assert [run.status for run in result.runs] == ["done"] * len(names)
+        losses = [run.lengths[0].loss for run in result.runs if run.lengths[0].loss is not None]
+        assert len(losses) == len(names) and len(set(losses)) > len(names) // 2
