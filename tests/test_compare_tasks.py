@@ -91,7 +91,7 @@ def test_several_problems_are_not_one_comparison(tmp_path: Path):
         (problem_table(problems={"names": ["copy_rcs"]}), "'copy_rcs', which is no problem; did you mean 'copy_rsc'"),
         (problem_table(problems={"names": ["parity", "parity"]}), "'parity' twice"),
         (problem_table(problems={"scratchpad": "ful"}), "scratchpad = 'ful' is not a choice; did you mean 'full'"),
-        (problem_table(problems={"scratchpad": "full"}), "copy_rsc: scratchpad = 'full', but it has no steps"),
+        (problem_table(problems={"scratchpad": "full"}), "copy_rsc: a scratchpad was asked for"),
         (problem_table(problems={"num_test": 0}), "num_test = 0"),
         (problem_table(problems={"symbols": 500}), "a pool of 500"),
         (problem_table(problems={"ranges": {"copy_rsc": [2, 3]}}), r"ranges.copy_rsc = \[2, 3\]"),

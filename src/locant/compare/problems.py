@@ -145,8 +145,7 @@ def _check_problem(settings: ProblemSettings, name: str) -> None:
     try:
         if name != SCAN:
             problem = problems(settings.symbols)[name]
-            if settings.scratchpad != "plain" and not problem.scratchpad:
-                raise ValueError(f"{name}: scratchpad = {settings.scratchpad!r}, but it has no steps; write 'plain'")
+            problem.check_scratchpad(SCRATCHPADS[settings.scratchpad])
             for length in (*bins(problem, *train), *bins(problem, *test, trained=train[1])):
                 problem.check(length)
         elif settings.scratchpad != "plain":

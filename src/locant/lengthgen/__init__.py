@@ -8,7 +8,8 @@ from locant.lengthgen.attention_distance import (
     model_distance,
     symmetric_kl,
 )
-from locant.lengthgen.commands import read_scan, write_pcfg, write_scan
+from locant.lengthgen.commands import read_scan, write_scan
+from locant.lengthgen.pcfg import write_pcfg
 from locant.lengthgen.problem import SCRATCHPADS, Example, Problem, Scratchpad
 from locant.lengthgen.scores import (
     Bucket,

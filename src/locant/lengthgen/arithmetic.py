@@ -1,10 +1,10 @@
-"""Addition, polynomials, sums and parity, with their scratchpads."""
+"""Addition, subtraction, polynomials, sums and parity, with the scratchpads that the study has."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from locant.lengthgen.problem import SEPARATOR, Example, Problem, Raw, Scratchpad, Step, spaced
+from locant.lengthgen.problem import COMPONENTS, SEPARATOR, Example, Problem, Raw, Scratchpad, Step, spaced
 
 
 def _target(answer: str, steps: list[Step], scratchpad: Scratchpad | None) -> str:
@@ -50,6 +50,22 @@ def _columns(a: int, b: int) -> list[Step]:
         carry = total // 10
         steps.append(Step(f"{x}, {y}", computation, str(total % 10), " + ".join(rest), f"carry: {carry}"))
     return steps
+
+
+# --- subtraction ---
+
+
+def subtracted(length: tuple[int, int], rng: np.random.Generator) -> Raw:
+    """Two numbers as `addends` draws them; their difference may be negative."""
+    a, b = (_number(digits, rng) for digits in length)
+    return {"a": a, "b": b, "difference": a - b, "cat": f"{length[0]}-by-{length[1]}"}
+
+
+def write_subtraction(raw: Raw) -> Example:
+    """`Compute 5 3 - 7 1 ? ` -> `The answer is - 1 8.` (The study names subtraction, without a format.)"""
+    a, b = raw["a"], raw["b"]
+    prompt = f"Compute {spaced(a)} - {spaced(b)} ? "
+    return Example(prompt, f"The answer is {spaced(a - b)}.", (len(str(a)), len(str(b))))
 
 
 # --- sums ---
@@ -132,8 +148,9 @@ def write_parity(raw: Raw, scratchpad: Scratchpad | None = None) -> Example:
 
 
 ARITHMETIC = (
-    Problem("addition", addends, write_addition, "digits", (1, 8), (9, 16), scratchpad=True, pairs=True),
-    Problem("summation", digits, write_sum, "addends", (2, 8), (9, 16), scratchpad=True),
-    Problem("polynomial", polynomial, write_polynomial, "terms", (1, 8), (9, 16), scratchpad=True),
-    Problem("parity", bits, write_parity, "bits", (2, 8), (9, 16), scratchpad=True),
+    Problem("addition", addends, write_addition, "digits", (1, 8), (9, 16), scratchpad=COMPONENTS, pairs=True),
+    Problem("subtraction", subtracted, write_subtraction, "digits", (1, 8), (9, 16), pairs=True),
+    Problem("summation", digits, write_sum, "addends", (2, 8), (9, 16), scratchpad=COMPONENTS),
+    Problem("polynomial", polynomial, write_polynomial, "terms", (1, 8), (9, 16), scratchpad=COMPONENTS),
+    Problem("parity", bits, write_parity, "bits", (2, 8), (9, 16), scratchpad=COMPONENTS),
 )

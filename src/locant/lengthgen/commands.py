@@ -1,4 +1,4 @@
-"""SCAN and PCFG: commands to be carried out, read from files (SCAN) or given as rows (PCFG)."""
+"""SCAN: commands to be carried out, read from files."""
 
 from __future__ import annotations
 
@@ -40,8 +40,3 @@ def write_scan(raw: Raw, constant_prompt: bool = True) -> Example:
     words = [word.removeprefix("I_").removeprefix("TURN_").capitalize() for word in raw["target"].split()]
     head = "Solve: " if constant_prompt else ""
     return Example(f"{head}{raw['source']}{SEPARATOR}", " ".join(words), len(words))
-
-
-def write_pcfg(raw: Raw) -> Example:
-    """`Solve: reverse A1 B2[SEP] ` -> `B2 A1`; the length is the number of functions, as the row states it."""
-    return Example(f"Solve: {raw['source']}{SEPARATOR}", raw["target"], raw["category"])

@@ -45,25 +45,28 @@ class Scratchpad:
 
     def _step(self, step: Step) -> str:
         shown = (
-            (self.input, f"in {step.input}"),
-            (self.computation, f"comp {step.computation}"),
-            (self.output, f"out {step.output}"),
-            (self.variable and step.variable is not None, f"[ {step.variable} ]"),
-            (self.remaining, f"re {step.remaining}"),
+            (self.input, step.input, "in {}"),
+            (self.computation, step.computation, "comp {}"),
+            (self.output, step.output, "out {}"),
+            (self.variable, step.variable, "[ {} ]"),
+            (self.remaining, step.remaining, "re {}"),
         )
-        return "".join(f"{text} " for wanted, text in shown if wanted)
+        return "".join(f"{form.format(part)} " for wanted, part, form in shown if wanted and part is not None)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a computation, component by component; ``variable`` is None for problems without one."""
+    """One step of a computation, component by component; None for what a problem does not have."""
 
-    input: str
-    computation: str
-    output: str
-    remaining: str
+    input: str | None = None
+    computation: str | None = None
+    output: str | None = None
+    remaining: str | None = None
     variable: str | None = None
 
+
+COMPONENTS = ("input", "computation", "output", "variable", "remaining")
+WITHOUT_VARIABLE = ("input", "computation", "output", "remaining")
 
 # The configurations of the study: none (None), all, computation and output alone, and all but one.
 SCRATCHPADS: dict[str, Scratchpad | None] = {
@@ -84,7 +87,8 @@ class Problem:
 
     ``unit``: what is counted as length. ``train``, ``test``: first and last length, as recorded or chosen (see the
     guide). ``longest``: the largest length the generator can make, None where there is no limit. ``scratchpad``:
-    whether the format takes one. ``pairs``: lengths are pairs of numbers of digits.
+    the components that its steps have, none where the format takes no scratchpad. ``pairs``: lengths are pairs of
+    numbers of digits.
     """
 
     name: str
@@ -95,7 +99,7 @@ class Problem:
     test: tuple[int, int]
     shortest: int = 1
     longest: int | None = None
-    scratchpad: bool = False
+    scratchpad: tuple[str, ...] = ()
     pairs: bool = False
 
     def make(self, length: Length, rng: np.random.Generator, scratchpad: Scratchpad | None = None) -> Example:
@@ -104,10 +108,21 @@ class Problem:
         Raises: ValueError for a length that the generator cannot make, a scratchpad where the problem has none.
         """
         self.check(length)
-        if scratchpad is not None and not self.scratchpad:
-            raise ValueError(f"{self.name}: a scratchpad was asked for but its steps are not defined; leave it out")
+        self.check_scratchpad(scratchpad)
         raw = self.generate(length, rng)
         return self.format(raw, scratchpad) if self.scratchpad else self.format(raw)
+
+    def check_scratchpad(self, scratchpad: Scratchpad | None) -> None:
+        """Raise a ValueError for a scratchpad where the problem has none, or nothing of what is to be shown."""
+        if scratchpad is None:
+            return
+        if not self.scratchpad:
+            raise ValueError(f"{self.name}: a scratchpad was asked for but its steps are not defined; take 'plain'")
+        if not any(getattr(scratchpad, component) for component in self.scratchpad):
+            raise ValueError(
+                f"{self.name}: a scratchpad without {' and '.join(self.scratchpad)} was asked for, but its steps have "
+                "nothing else; show that, or take 'plain'"
+            )
 
     def check(self, length: Length) -> None:
         """Raise a ValueError for a length that the generator cannot make."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from locant.lengthgen.problem import Example, Problem, Raw, Scratchpad, Step, spaced
+from locant.lengthgen.problem import WITHOUT_VARIABLE, Example, Problem, Raw, Scratchpad, Step, spaced
 from locant.lengthgen.symbols import pool
 
 RANKED = pool(50)  # in rank order
@@ -110,10 +110,24 @@ def _links(clauses: list[str], query: str) -> tuple[list[Step], str]:
 
 REASONING = (
     Problem(
-        "sort_single", symbols_to_sort, _write_sorting(str, RANKED.index), "items", (2, 8), (9, 16), scratchpad=True
+        "sort_single",
+        symbols_to_sort,
+        _write_sorting(str, RANKED.index),
+        "items",
+        (2, 8),
+        (9, 16),
+        scratchpad=WITHOUT_VARIABLE,
     ),
-    Problem("sort_multi", numbers_to_sort, _write_sorting(spaced, int), "items", (2, 8), (9, 16), scratchpad=True),
-    Problem("lego", chain, write_chain, "variables", (4, 8), (9, 16), longest=26, scratchpad=True),
+    Problem(
+        "sort_multi",
+        numbers_to_sort,
+        _write_sorting(spaced, int),
+        "items",
+        (2, 8),
+        (9, 16),
+        scratchpad=WITHOUT_VARIABLE,
+    ),
+    Problem("lego", chain, write_chain, "variables", (4, 8), (9, 16), longest=26, scratchpad=WITHOUT_VARIABLE),
     Problem(
         "lego_permuted",
         lambda length, rng: chain(length, rng, permuted=True),
@@ -122,6 +136,6 @@ REASONING = (
         (4, 8),
         (9, 16),
         longest=26,
-        scratchpad=True,
+        scratchpad=WITHOUT_VARIABLE,
     ),
 )

@@ -9,20 +9,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from locant.lengthgen.arithmetic import ARITHMETIC
+from locant.lengthgen.brackets import BRACKETS
 from locant.lengthgen.commands import read_scan, write_scan
 from locant.lengthgen.copying import copying
+from locant.lengthgen.kinship import KINSHIP
+from locant.lengthgen.pcfg import strings
 from locant.lengthgen.problem import Example, Length, Problem, Raw, Scratchpad
 from locant.lengthgen.reasoning import REASONING
 from locant.lengthgen.symbols import pool
 
 
 def problems(symbols: int = 100) -> dict[str, Problem]:
-    """Every problem with a generator, by name; copying and reversing draw from a pool of so many symbols.
+    """Every problem with a generator, by name; copying, reversing and PCFG draw from a pool of so many symbols.
 
     Raises: ValueError for a pool that cannot be had.
     """
     pool(symbols)
-    return {problem.name: problem for problem in (*copying(symbols), *ARITHMETIC, *REASONING)}
+    every = (*copying(symbols), *ARITHMETIC, *REASONING, *BRACKETS, *KINSHIP, *strings(symbols))
+    return {problem.name: problem for problem in every}
 
 
 PROBLEMS = problems()

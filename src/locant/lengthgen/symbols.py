@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 ASCII = tuple(string.digits + string.ascii_lowercase + string.ascii_uppercase + "!$%&()*+,-./:;")
 PAD, END, UNKNOWN = "[PAD]", "[END]", "[UNK]"
-_SYMBOL = re.compile(r"\[[A-Z]+\]|\*\*|[A-Za-z_']+|\d|\S")
+_SYMBOL = re.compile(r"\[[A-Z]+\]|\*\*|[A-Za-z_']+(?:-[a-z]+)*\d*|\d|\S")
 
 
 def pool(size: int) -> tuple[str, ...]:
