@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from locant.compare.pace import pace
 from locant.compare.results import ResultTable
 from locant.compare.summary import CLEAR, LEANING, LEVEL, UNKNOWN, Difference, Row, compare, summarise
 
@@ -24,7 +25,7 @@ RULE = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence and its subject: "answer", "length", "shift", "cost", "gap" (not measured) or "limit"."""
+    """One sentence and its subject: "answer", "pace", "length", "shift", "cost", "gap" (not measured) or "limit"."""
 
     subject: str
     text: str
@@ -41,6 +42,7 @@ def findings(table: ResultTable) -> tuple[Finding, ...]:
     subjects: tuple[tuple[str, Callable[[ResultTable, Sequence[Row]], Iterable[str]]], ...] = (
         ("answer", _best),
         ("answer", _against_baseline),
+        ("pace", _by_pace),
         ("length", _by_length),
         ("shift", _by_shift),
         ("cost", _cost),
@@ -129,6 +131,24 @@ def _clear_sentence(clear: Sequence[tuple[Row, Difference]], base: str, word: st
     widest = max((gap.seed_spread or 0.0) for _, gap in clear)
     spread = f"the spread of the seeds is at most {_nats(widest)}"
     return f"Clearly {word} {base}, in nats: {_join(_some(_named(clear)))}; {spread}."
+
+
+def _by_pace(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
+    found = {row.encoding: one for row in rows if not row.is_baseline and (one := pace(table, row.encoding))}
+    there = sorted((one.share.mean, name, one) for name, one in found.items() if one.share.mean is not None)
+    if there:
+        named = [
+            f"{name} after {share:.0%} of them"
+            + ("" if one.reached == one.seeds else f" ({one.reached} of {_count(one.seeds, 'seed')})")
+            for share, name, one in there
+        ]
+        every = max(one.interval for one in found.values())
+        yield (
+            f"The validation loss with which {table.baseline} ends all its steps is reached by {_join(named)}; it was "
+            f"looked at every {every:,} steps."
+        )
+    if never := [name for name, one in found.items() if not one.reached]:
+        yield f"Never as low as the end of {table.baseline}: {_join(never)}."
 
 
 # --- lengths and shifts ----------------------------------------------------------------------------------------------

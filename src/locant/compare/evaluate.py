@@ -28,6 +28,7 @@ class EvaluateSettings:
     batch_tokens: int = 8_192  # tokens in one forward pass
     validation_fraction: float = 0.05  # share of the documents that is never trained on
     split_seed: int = 0
+    points: int = 0  # times that a run is validated on its way, at points of the loss curve; 0: at its end alone
 
     def __post_init__(self) -> None:
         for name in ("lengths", "shifts"):
@@ -41,6 +42,8 @@ class EvaluateSettings:
         for name in ("tokens", "batch_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}, needed at least 1")
+        if self.points < 0:
+            raise ValueError(f"points = {self.points}, needed 0 (at the end alone) or more")
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction = {self.validation_fraction}, needed a number between 0 and 1")
 

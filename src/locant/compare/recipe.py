@@ -28,6 +28,8 @@ from locant.training.mlm import EncodingChoice, ModelSize, TrainSettings
 
 # What may differ between two calls that share an output folder: it changes which runs there are, not what a run is.
 GRID_KEYS = ("name", "encodings", "seeds", "baseline", "jobs", "measure", "published")
+# Keys of tables that came later: where they ask for nothing, it is as if they had never been there.
+LATER_KEYS = {"train": ("checkpoints",), "evaluate": ("points",)}
 # Tables that belong to one task.
 TABLES_OF = {"problems": "length_generalization", "pairs": "translation"}
 
@@ -109,17 +111,19 @@ class Recipe:
 
 
 def shared_part(table: dict[str, Any]) -> dict[str, Any]:
-    """A recipe as a table, without what tells its runs apart. No checkpoints is as if the key had never been there.
+    """A recipe as a table, without what tells its runs apart, and without what it does not ask for.
 
-    So are the tables of other tasks, and the task `mlm`: what results hold does not change when a task is added.
+    That is no checkpoints, the tables of other tasks, the task `mlm`: what results hold stays theirs when more can be
+    asked for.
     """
     task = table.get("task", "mlm")
     others = {name for name, owner in TABLES_OF.items() if owner != task}
     shared = {key: value for key, value in table.items() if key not in GRID_KEYS and key not in others}
     if task == "mlm":
         shared.pop("task", None)
-    if isinstance(train := shared.get("train"), dict) and not train.get("checkpoints"):
-        shared["train"] = {key: value for key, value in train.items() if key != "checkpoints"}
+    for name, later in LATER_KEYS.items():
+        if isinstance(part := shared.get(name), dict):
+            shared[name] = {key: value for key, value in part.items() if value or key not in later}
     return shared
 
 
@@ -182,6 +186,11 @@ def check_windows(recipe: Recipe) -> None:
         raise ValueError(
             f"recipe: evaluate.lengths = {list(evaluate.lengths)} lacks train.length = {train.length}, by which the "
             "encodings are ranked; add it"
+        )
+    if evaluate.points and train.curve_points % evaluate.points:
+        raise ValueError(
+            f"recipe: evaluate.points = {evaluate.points} does not divide train.curve_points = {train.curve_points}, "
+            f"whose steps it shares; write train.curve_points = {5 * evaluate.points}"
         )
 
 

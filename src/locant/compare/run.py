@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,15 @@ def run_one(recipe: Recipe, label: str, seed: int, data: Data, report: Report, w
     }
     keep = _keeper(recipe, trial, work_dir)
     keep(0)
+    due, validated = _validation_steps(recipe), dict[int, float]()
+
+    def between(step: int) -> None:
+        keep(step)
+        if step in due:
+            validated[step] = _in_training(trial)
+
     try:
-        points = trial.train(recipe.train, work_dir, _reporter(recipe, trial, report, keep))
+        points = trial.train(recipe.train, work_dir, _reporter(recipe, trial, report, between))
     except DivergedError as error:
         return RunResult(status="failed", reason=str(error), seconds=time.perf_counter() - start, **facts)
     report({"event": "evaluate"})
@@ -88,7 +96,7 @@ def run_one(recipe: Recipe, label: str, seed: int, data: Data, report: Report, w
     at_trained = next(score.loss for score in lengths if score.factor == 1)
     return RunResult(
         status="done",
-        curve=_curve(points, at_trained),
+        curve=_curve(points, {**validated, **{point.step: at_trained for point in points[-1:]}}),
         lengths=lengths,
         shifts=trial.by_shift(),
         seconds=time.perf_counter() - start,
@@ -96,27 +104,35 @@ def run_one(recipe: Recipe, label: str, seed: int, data: Data, report: Report, w
     )
 
 
-def _curve(points: tuple[LossPoint, ...], validation_loss: float | None) -> tuple[CurvePoint, ...]:
-    last = len(points) - 1
+def _curve(points: tuple[LossPoint, ...], validated: Mapping[int, float | None]) -> tuple[CurvePoint, ...]:
     return tuple(
-        CurvePoint(point.step, point.tokens, point.seconds, point.loss, validation_loss if index == last else None)
-        for index, point in enumerate(points)
+        CurvePoint(point.step, point.tokens, point.seconds, point.loss, validated.get(point.step)) for point in points
     )
+
+
+def _validation_steps(recipe: Recipe) -> set[int]:
+    """The steps before the last at which a run is validated; all of them are steps of the loss curve."""
+    count, steps = recipe.evaluate.points, recipe.train.steps
+    return {math.ceil(at * steps / count) for at in range(1, count)}
+
+
+def _in_training(trial: Trial) -> float:
+    """Validation loss of a model that is being trained, and goes on as if nothing had been."""
+    was_training = trial.built.model.training
+    loss = trial.validation_loss()
+    trial.built.model.train(was_training)
+    return loss
 
 
 def _keeper(recipe: Recipe, trial: Trial, work_dir: Path) -> Callable[[int], None]:
     """Keeps the model, with its validation loss, at the steps that the recipe asks for. Raises: OSError."""
-    model = trial.built.model
     course.forget(work_dir)
 
     def keep(step: int) -> None:
         if step not in recipe.train.checkpoint_steps:
             return
-        was_training = model.training
-        loss = trial.validation_loss()
-        model.train(was_training)
         try:
-            trial.keep(work_dir, step, loss)
+            trial.keep(work_dir, step, _in_training(trial))
         except OSError as error:
             raise unwritable(work_dir / course.FOLDER, error) from error
 
@@ -124,9 +140,9 @@ def _keeper(recipe: Recipe, trial: Trial, work_dir: Path) -> Callable[[int], Non
 
 
 def _reporter(
-    recipe: Recipe, trial: Trial, report: Report, keep: Callable[[int], None]
+    recipe: Recipe, trial: Trial, report: Report, between: Callable[[int], None]
 ) -> Callable[[int, float], bool]:
-    """Reports progress a few times a second, and keeps the model where that is due."""
+    """Reports progress a few times a second, and does between two steps what is due there."""
     last = {"time": time.perf_counter(), "step": 0}
 
     def on_step(step: int, loss: float) -> bool:
@@ -136,7 +152,7 @@ def _reporter(
             speed = tokens / max(now - last["time"], 1e-9)
             report({"event": "step", "step": step, "loss": loss, "tokens_per_second": speed})
             last.update(time=now, step=step)
-        keep(step)
+        between(step)
         return False
 
     return on_step

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from locant.compare.objective import objective_of
+from locant.compare.pace import Pace, pace, pace_text
 from locant.compare.published import CAUTION, published
 from locant.compare.results import ResultTable
 from locant.compare.summary import CLEAR, LEANING, Difference, LengthSummary, Row, Spread, summarise
@@ -26,10 +27,19 @@ def to_text(table: ResultTable) -> str:
     header.append(objective_of(table).scored)
     header += [f"loss at {length} ({factor:g}x)" for length, factor in factors] + ["max shift change"]
     quality = [_quality_cells(row, [length for length, _ in factors]) for row in rows]
+    paces = [pace(table, row.encoding) for row in rows]
+    if any(paces):
+        header.append(f"steps to the end of {table.baseline}")
+        quality = [[*cells, pace_text(found)] for cells, found in zip(quality, paces, strict=True)]
     cost_header = ["encoding", "train tok/s", "infer tok/s", "train MB", "infer MB", "extra params", "params"]
     lines = ["Quality (validation, nats per predicted token, mean ± deviation over seeds)", *align(header, quality, 2)]
     lines += ["* clear: beyond the spread of the seeds, and the 95% interval of the paired differences excludes zero."]
     lines += ["~ leaning: beyond the spread of the seeds, but that interval reaches zero. No mark: not told apart."]
+    if interval := max((found.interval for found in paces if found), default=0):
+        lines += [
+            f"Steps to the end of {table.baseline}: until the validation loss is no higher than its final one, as share "
+            f"of its steps; validated every {interval} steps."
+        ]
     lines += ["", "Cost (measured alone)", *align(cost_header, [_cost_cells(row) for row in rows], 1)]
     if unsteady := [row.encoding for row in rows if _unsteady(row)]:
         lines += [
@@ -63,7 +73,12 @@ def encodings_csv(table: ResultTable) -> str:
     header += [f"change_shifted_{shift}_{what}" for shift in shifts for what in ("mean", "std", "n")]
     header += ["max_shift_change", "train_tokens_per_second", "inference_tokens_per_second", "train_peak_mb"]
     header += ["inference_peak_mb", "speed_reason", "extra_parameters", "total_parameters", "failed"]
-    return as_csv(header, [_csv_cells(row, lengths, shifts) for row in rows])
+    cells = [_csv_cells(row, lengths, shifts) for row in rows]
+    paces = [pace(table, row.encoding) for row in rows]
+    if any(paces):
+        header += [f"{what}_to_baseline_{part}" for what in ("steps", "tokens") for part in ("mean", "std", "n")]
+        cells = [[*line, *_pace_cells(found)] for line, found in zip(cells, paces, strict=True)]
+    return as_csv(header, cells)
 
 
 def runs_csv(table: ResultTable) -> str:
@@ -181,6 +196,11 @@ def _csv_cells(row: Row, lengths: Sequence[int], shifts: Sequence[int]) -> list[
     cells += [speed.train_tokens_per_second, speed.inference_tokens_per_second] if speed else [None] * 2
     cells += [speed.train_peak_mb, speed.inference_peak_mb, speed.reason] if speed else [None] * 3
     return [*cells, row.extra_parameters, row.total_parameters, "; ".join(row.failed) or None]
+
+
+def _pace_cells(found: Pace | None) -> list[Any]:
+    both = (found.steps, found.tokens) if found else ()
+    return [cell for one in both for cell in (one.mean, one.std, one.n)] or [None] * 6
 
 
 def _options(options: dict[str, Any]) -> str:

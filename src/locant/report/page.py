@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from locant.compare.conclusions import findings
 from locant.compare.objective import objective_of
+from locant.compare.pace import pace, pace_text
 from locant.compare.published import CAUTION, published
 from locant.compare.results import ResultTable, write_atomically
 from locant.compare.summary import CLEAR, LEANING, LEVEL, Difference, LengthSummary, Row, summarise
@@ -24,6 +25,7 @@ from locant.report.figures import color_reference, color_rules, inline_svg
 HERE = Path(__file__).parent
 HEADINGS = {
     "answer": "Which one",
+    "pace": "How soon",
     "length": "Beyond the trained length",
     "shift": "When all position ids are shifted",
     "cost": "At what cost",
@@ -137,6 +139,8 @@ def _quality_head(table: ResultTable, rows: Sequence[Row]) -> list[tuple[str, st
         (_capital(objective_of(table).scored), f"at {table.trained_length}"),
     ]
     head += [(f"Loss at {length}", f"{length / table.trained_length:g}x") for length in _other_lengths(table, rows)]
+    if pace(table, table.baseline):
+        head.append(("Steps", f"to the end of {table.baseline}"))
     return [*head, ("Max change", "under shifted ids"), ("Rank", "by loss"), ("Seeds", "finished")]
 
 
@@ -149,6 +153,7 @@ def _quality_cells(table: ResultTable, rows: Sequence[Row], row: Row) -> list[Ce
         Cell("baseline", value=0.0, tone="open") if row.is_baseline else _difference_cell(trained),
         Cell(f"{spread_text(accuracy, 1, 100.0)}%", value=accuracy.mean) if accuracy else Cell("–", tone="absent"),
         *(_loss_cell(at_length.get(length), table.baseline) for length in _other_lengths(table, rows)),
+        *_pace_cells(table, row),
         Cell(shift_text(row.max_shift_change).replace("-", "–"), value=row.max_shift_change),
         Cell("–" if row.rank is None else str(row.rank), value=row.rank),
         Cell(seeds_text(row), value=row.done, tone="worse" if row.done < row.planned else ""),
@@ -164,6 +169,15 @@ def _loss_cell(summary: LengthSummary | None, baseline: str = "") -> Cell:
     if baseline and summary.difference and summary.difference.mean is not None:
         below = f"{_signed(summary.difference.mean)} against {baseline}"
     return Cell(spread_text(summary.loss), below=below, value=summary.loss.mean)
+
+
+def _pace_cells(table: ResultTable, row: Row) -> list[Cell]:
+    if not pace(table, table.baseline):
+        return []
+    found = pace(table, row.encoding)
+    tokens = f"{found.tokens.mean:,.0f} tokens" if found and found.tokens.mean is not None else ""
+    value = found.steps.mean if found else None
+    return [Cell(pace_text(found).replace("-", "–"), below=tokens, value=value, tone="" if found else "absent")]
 
 
 def _difference_cell(summary: LengthSummary | None) -> Cell:
