@@ -56,7 +56,9 @@ def _validated(run: RunResult) -> list[CurvePoint]:
 def _first_below(course: list[CurvePoint], end: CurvePoint) -> CurvePoint | None:
     goal = end.validation_loss
     assert goal is not None
-    return next((point for point in course if point.validation_loss is not None and point.validation_loss <= goal), None)
+    return next(
+        (point for point in course if point.validation_loss is not None and point.validation_loss <= goal), None
+    )
 
 
 def pace_text(found: Pace | None) -> str:

@@ -37,8 +37,8 @@ def to_text(table: ResultTable) -> str:
     lines += ["~ leaning: beyond the spread of the seeds, but that interval reaches zero. No mark: not told apart."]
     if interval := max((found.interval for found in paces if found), default=0):
         lines += [
-            f"Steps to the end of {table.baseline}: until the validation loss is no higher than its final one, as share "
-            f"of its steps; validated every {interval} steps."
+            f"Steps to the end of {table.baseline}: until the validation loss is no higher than its final one, as a "
+            f"share of its steps; validated every {interval} steps."
         ]
     lines += ["", "Cost (measured alone)", *align(cost_header, [_cost_cells(row) for row in rows], 1)]
     if unsteady := [row.encoding for row in rows if _unsteady(row)]:
