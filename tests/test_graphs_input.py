@@ -86,6 +86,8 @@ def test_more_eigenvectors_than_nodes_are_refused_and_padding_is_offered():
         (lambda: graphs.refine([torch.zeros(3, 3)], [[0, 0]]), r"\[2\] labels for graphs of \[3\] nodes"),
         (lambda: graphs.PairEncoder(0, 3), "num_encodings=0"),
         (lambda: encoder()(torch.zeros(1, 4, 4, 2)), "psi has 2 numbers for a pair but it was built for 1"),
+        (lambda: encoder().fit(torch.zeros(1, 4, 4, 3), torch.ones(1, 4, dtype=torch.bool)), "psi has 3 numbers"),
+        (lambda: encoder().fit(torch.zeros(1, 4, 4, 1), torch.zeros(1, 4, dtype=torch.bool)), "none of 0 nodes has a"),
         (lambda: graphs.stack_pairs([]), "0 graphs came"),
         (lambda: graphs.GraphModelConfig(1, 2, num_heads=3), "num_heads=3 does not divide model_dim=16"),
     ],
@@ -134,6 +136,50 @@ def test_parameters_are_as_many_as_stated():
     assert sum(p.numel() for p in graphs.PairEncoder(2, 3, 5, 4).parameters()) == 2 * 2 * 4 + 8 * 5 + 5 + 5 * 3 + 3 + 3
     assert sum(p.numel() for p in graphs.Ign2To2(3, 5).parameters()) == 15 * 3 * 5 + 2 * 5
     assert sum(p.numel() for p in graphs.Ign2To1(3, 5).parameters()) == 5 * 3 * 5 + 5
+
+
+@pytest.mark.parametrize("kernels", [0, 5])
+def test_an_encoder_starts_in_the_units_of_real_finite_pairs(kernels: int):
+    found = [
+        torch.stack((graphs.resistance(g), graphs.resistance(g) * 100 + 7), -1) for g in (apart(), nx.star_graph(4))
+    ]
+    psi, real = graphs.stack_pairs(found)
+    fitted = torch.cat([p[p.isfinite().all(-1)] for p in (psi[0], psi[1, :5, :5])])
+    torch.manual_seed(0)
+    ours = graphs.PairEncoder(2, 3, 5, kernels)
+    first = ours.inner[0]
+    before = [p.detach().clone() for p in first.parameters()]
+    ours.fit(psi, real)
+    if ours.kernels is None:  # as if the untouched layer read standardized numbers
+        standard = (fitted - fitted.mean(0)) / fitted.std(0, correction=0)
+        torch.testing.assert_close(first(fitted), torch.nn.functional.linear(standard, *before), atol=1e-4, rtol=1e-4)
+        return
+    assert [torch.equal(a, b) for a, b in zip(before, first.parameters(), strict=True)] == [True, True]
+    low, high = fitted.amin(0), fitted.amax(0)
+    torch.testing.assert_close(ours.kernels.mean[:, [0, -1]], torch.stack((low, high), 1))
+    torch.testing.assert_close(ours.kernels.width, ((high - low) / 4)[:, None].expand(2, 5))
+
+
+@pytest.mark.parametrize("kernels", [0, 1, 3])
+def test_an_encoding_that_is_one_number_everywhere_can_be_fitted(kernels: int):
+    ours = encoder(num_kernels=kernels)
+    ours.fit(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, dtype=torch.bool))
+    assert ours(torch.zeros(1, 1, 1, 1)).isfinite().all()
+
+
+def test_a_graph_bias_fits_both_of_its_networks_and_computes_them_once():
+    psi, real = graphs.stack_pairs([graphs.pair_encoding(nx.path_graph(6), "resistance")])
+    bias = graphs.GraphBias(3, num_kernels=4, multiply=True)
+    bias.fit(psi, real)
+    for one in (bias.add, bias.multiply):
+        assert one is not None and one.kernels is not None and float(one.kernels.mean[0, -1]) == pytest.approx(5)
+    q = torch.zeros(1, 3, 6, 8)
+    positions = bias.prepare(graphs.graph_positions(psi, real))
+    first, second = (bias.terms(positions, locant.Layer(q, q)) for _ in range(2))
+    alone = bias.terms(graphs.graph_positions(psi, real), locant.Layer(q, q))
+    for one, other, own in zip(first, second, alone, strict=True):
+        values = [vars(term)["bias" if isinstance(term, PairBias) else "scale"] for term in (one, other, own)]
+        assert values[0] is values[1] and torch.equal(values[0], values[2])
 
 
 def test_a_graph_bias_is_an_encoding_with_terms():
@@ -187,9 +233,10 @@ def test_in_compat_mode_padding_changes_graphs_and_scores_do_not_count():
     layer = public.attention[0]
     with torch.no_grad():
         x = public.embed(features[1:])
-        before = layer(x, psi[1:], real[1:], public.bias)
+        graph = public.bias, graphs.graph_positions(psi[1:], real[1:])
+        before = layer(x, real[1:], *graph)
         torch.nn.init.normal_(layer.query.weight, std=5.0)
-        after = layer(x, psi[1:], real[1:], public.bias)
+        after = layer(x, real[1:], *graph)
     torch.testing.assert_close(after, before)  # attention is purely positional
 
 

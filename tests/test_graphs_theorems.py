@@ -94,7 +94,7 @@ def test_a_graph_transformer_reads_a_graph_whatever_the_order_of_its_nodes():
     matrix, _ = permuted(graph, 4)
     model = transformer(num_kernels=5, multiply=True)
     out = [run(model, [graphs.pair_encoding(one, "resistance")]) for one in (graph, matrix)]
-    torch.testing.assert_close(out[0], out[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out[0], out[1], **TOLERANCE)
 
 
 # 2. Signs and rotations of eigenvectors
@@ -207,9 +207,9 @@ def transformer(num_encodings: int = 1, seed: int = 0, **options: Any) -> graphs
 
 
 def run(model: graphs.GraphTransformer, pairs: list[Tensor]) -> Tensor:
-    psi, real = graphs.stack_pairs(pairs)
+    psi, real = graphs.stack_pairs(pairs, torch.float64)
     with torch.no_grad():
-        return model.double()(torch.ones(*real.shape, 1, dtype=torch.float64), psi.double(), real)
+        return model.double()(torch.ones(*real.shape, 1, dtype=torch.float64), psi, real)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -220,15 +220,15 @@ def test_graphs_that_refinement_cannot_tell_apart_get_equal_outputs(name: str, s
     for first, second in pairs:
         out = run(model, [graphs.pair_encoding(graph, name) for graph in (first, second)])
         if not graphs.separates(first, second, name):
-            torch.testing.assert_close(out[0], out[1], atol=2e-6, rtol=0)  # pairs are float32
+            torch.testing.assert_close(out[0], out[1], **TOLERANCE)
         elif name == "resistance":
-            assert (out[0] - out[1]).abs().max() > 1e-5
+            assert (out[0] - out[1]).abs().max() > 1e-6
 
 
 def test_a_bias_alone_cannot_tell_graphs_apart_whose_nodes_all_look_alike():
     pairs = [graphs.pair_encoding(graph, "resistance") for graph in (nx.cycle_graph(6), two_triangles())]
     out = run(transformer(num_kernels=4), pairs)  # a weighted mean of equal values is that value
-    torch.testing.assert_close(out[0], out[1], atol=1e-6, rtol=0)
+    torch.testing.assert_close(out[0], out[1], **TOLERANCE)
 
 
 # 6 and 7. Nodes to pairs and back

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from locant.attention import attention
 from locant.encoding import Layer
 from locant.graphs.pairs import GraphBias, graph_positions
+from locant.positions import Positions
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class GraphAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B n M"],
-        psi: Float[Tensor, "B n n R"] | None,
         real: Bool[Tensor, "B n"],
-        bias: GraphBias | None,
+        bias: GraphBias | None = None,
+        positions: Positions | None = None,
     ) -> Float[Tensor, "B n M"]:
         """Each node attends to the real nodes of its graph."""
         q, k, v = (p(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for p in (self.query, self.key, self.value))
@@ -60,17 +61,16 @@ class GraphAttention(nn.Module):
         if self.compat_black2024:  # scores times "is padding"; no key is masked
             q, mask = q * (~real)[:, None, :, None], None
             k = k * (~real)[:, None, :, None]
-        if psi is None or bias is None:
+        if bias is None or positions is None:
             out = attention(q, k, v, mask=mask)
         else:
-            positions = graph_positions(psi, real)
             out = attention(q, k, v, bias.terms(positions, Layer(q, k, x)), positions, mask=mask)
         assert isinstance(out, Tensor)
         return self.out(out.transpose(1, 2).flatten(2))
 
 
 class GraphTransformer(nn.Module):
-    """Attention and feed-forward layers with one pair bias for all of them, then the mean over real nodes."""
+    """Attention and feed-forward layers, one pair bias for all of them; then a network on the mean over real nodes."""
 
     def __init__(self, config: GraphModelConfig) -> None:
         super().__init__()
@@ -96,15 +96,18 @@ class GraphTransformer(nn.Module):
             for _ in range(config.num_layers)
         )
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(config.num_layers))
-        self.out = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, config.out_dim))
+        self.out = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, config.out_dim)
+        )
 
     def nodes(
         self, features: Float[Tensor, "B n F"], psi: Float[Tensor, "B n n R"] | None, real: Bool[Tensor, "B n"]
     ) -> Float[Tensor, "B n M"]:
         """A vector for each node."""
         x = self.embed(features)
+        graph = () if self.bias is None or psi is None else (self.bias, self.bias.prepare(graph_positions(psi, real)))
         for norm, attend, forward in zip(self.norms, self.attention, self.forwards, strict=True):
-            x = x + attend(norm(x), psi, real, self.bias)
+            x = x + attend(norm(x), real, *graph)
             x = x + forward(x)
         return x
 

@@ -34,6 +34,14 @@ class GaussianKernels(nn.Module):
         scaled = (x[..., None] - self.mean) / width
         return torch.exp(-0.5 * scaled**2) / (width * (2 * torch.pi) ** 0.5)
 
+    def spread(self, low: Float[Tensor, " R"], high: Float[Tensor, " R"]) -> None:
+        """Evenly from low to high, each as wide as its distance from the next."""
+        steps = self.mean.shape[1]
+        grid = torch.linspace(0, 1, steps, dtype=low.dtype, device=low.device)
+        with torch.no_grad():
+            self.mean.copy_(low[:, None] + (high - low)[:, None] * grid)
+            self.width.copy_((high - low)[:, None].expand_as(self.width) / max(steps - 1, 1))
+
 
 class PairEncoder(nn.Module):
     """f(psi): one number for each head and pair. Pairs that no path joins have a learned number of their own.
@@ -60,13 +68,38 @@ class PairEncoder(nn.Module):
         self.inner = nn.Sequential(nn.Linear(width, hidden_dim), nn.GELU(), nn.Linear(hidden_dim, num_heads))
         self.unreachable = None if compat_black2024 else nn.Parameter(torch.zeros(num_heads))
 
-    def forward(self, psi: Float[Tensor, "B n n R"]) -> Float[Tensor, "B H n n"]:
-        """The bias, or factor, of every pair."""
+    def fit(self, psi: Float[Tensor, "B n n R"], real: Bool[Tensor, "B n"]) -> None:
+        """Start in the units of an encoding, before training: kernels spread over its range; without kernels, a first
+        layer that sees its numbers with mean 0 and deviation 1. Give training graphs alone.
+
+        Raises: ValueError for psi of another number, or without a finite pair.
+        """
+        self._check(psi)
+        pairs = psi[real[:, :, None] & real[:, None, :]]
+        pairs = pairs[pairs.isfinite().all(-1)]
+        if not len(pairs):
+            raise ValueError(f"pair encoder: none of {int(real.sum())} nodes has a finite pair; give other graphs")
+        if self.kernels is not None:
+            low, high = pairs.amin(0), pairs.amax(0)
+            return self.kernels.spread(low, torch.where(high > low, high, low + 1))
+        deviation = pairs.std(0, correction=0)
+        scale = torch.where(deviation > 0, deviation, 1.0)
+        first = self.inner[0]
+        assert isinstance(first, nn.Linear)
+        with torch.no_grad():
+            first.weight /= scale
+            first.bias -= first.weight @ pairs.mean(0)
+
+    def _check(self, psi: Tensor) -> None:
         if psi.shape[-1] != self.num_encodings:
             raise ValueError(
                 f"pair encoder: psi has {psi.shape[-1]} numbers for a pair but it was built for {self.num_encodings}; "
                 f"build PairEncoder(num_encodings={psi.shape[-1]})"
             )
+
+    def forward(self, psi: Float[Tensor, "B n n R"]) -> Float[Tensor, "B H n n"]:
+        """The bias, or factor, of every pair."""
+        self._check(psi)
         apart = torch.isinf(psi).any(-1)
         x = torch.where(torch.isinf(psi), PUBLIC_UNREACHABLE if self.compat_black2024 else 0.0, psi)
         if self.kernels is not None:
@@ -104,16 +137,29 @@ class GraphBias(Encoding):
         sizes = (num_encodings, num_heads, hidden_dim, num_kernels, compat_black2024)
         self.add, self.multiply = PairEncoder(*sizes), PairEncoder(*sizes) if multiply else None
 
-    def terms(self, positions: Positions, layer: Layer) -> tuple[Term, ...]:
-        """f_add(psi), and f_mult(psi) after the softmax."""
+    def fit(self, psi: Float[Tensor, "B n n R"], real: Bool[Tensor, "B n"]) -> None:
+        """`PairEncoder.fit` of both networks."""
+        self.add.fit(psi, real)
+        if self.multiply is not None:
+            self.multiply.fit(psi, real)
+
+    def _pairs(self, positions: Positions) -> tuple[Tensor, Tensor | None]:
         if PAIRS_KEY not in positions.pair:
             raise ValueError(
                 f"graph_bias: positions bring {sorted(positions.pair) or 'no pairs'}, needed {PAIRS_KEY!r}; build them "
                 "with locant.graphs.graph_positions"
             )
         psi = positions.pair[PAIRS_KEY]
-        terms: tuple[Term, ...] = (PairBias(self.add(psi)),)
-        return terms if self.multiply is None else (*terms, WeightScale(self.multiply(psi)))
+        return self.add(psi), None if self.multiply is None else self.multiply(psi)
+
+    def prepare(self, positions: Positions) -> Positions:
+        """The bias and factor of all layers, once."""
+        return positions.share(self, self._pairs(positions))
+
+    def terms(self, positions: Positions, layer: Layer) -> tuple[Term, ...]:
+        """f_add(psi), and f_mult(psi) after the softmax."""
+        bias, factor = positions.recall(self, lambda: self._pairs(positions))
+        return (PairBias(bias),) if factor is None else (PairBias(bias), WeightScale(factor))
 
     def neutralize(self) -> None:
         """Nothing is added, and weights are multiplied by 1."""
@@ -127,7 +173,9 @@ class GraphBias(Encoding):
                     nn.init.constant_(encoder.unreachable, value)
 
 
-def stack_pairs(pairs: list[Float[Tensor, "..."]]) -> tuple[Float[Tensor, "B n n R"], Bool[Tensor, "B n"]]:
+def stack_pairs(
+    pairs: list[Float[Tensor, "..."]], dtype: torch.dtype = torch.float32
+) -> tuple[Float[Tensor, "B n n R"], Bool[Tensor, "B n"]]:
     """Pair encodings [n n R] of several graphs as one batch, padded with 0, and which nodes are real.
 
     Raises: ValueError without graphs.
@@ -135,10 +183,10 @@ def stack_pairs(pairs: list[Float[Tensor, "..."]]) -> tuple[Float[Tensor, "B n n
     if not pairs:
         raise ValueError(f"stack_pairs: {len(pairs)} graphs came, needed at least 1")
     n = max(len(p) for p in pairs)
-    batch = torch.zeros(len(pairs), n, n, pairs[0].shape[-1])
+    batch = torch.zeros(len(pairs), n, n, pairs[0].shape[-1], dtype=dtype)
     real = torch.zeros(len(pairs), n, dtype=torch.bool)
     for b, p in enumerate(pairs):
-        batch[b, : len(p), : len(p)] = p.float()
+        batch[b, : len(p), : len(p)] = p.to(dtype)
         real[b, : len(p)] = True
     return batch, real
 
