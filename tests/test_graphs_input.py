@@ -172,7 +172,7 @@ def test_a_graph_bias_fits_both_of_its_networks_and_computes_them_once():
     bias = graphs.GraphBias(3, num_kernels=4, multiply=True)
     bias.fit(psi, real)
     for one in (bias.add, bias.multiply):
-        assert one is not None and one.kernels is not None and float(one.kernels.mean[0, -1]) == pytest.approx(5)
+        assert one is not None and one.kernels is not None and one.kernels.mean[0, -1].item() == pytest.approx(5)
     q = torch.zeros(1, 3, 6, 8)
     positions = bias.prepare(graphs.graph_positions(psi, real))
     first, second = (bias.terms(positions, locant.Layer(q, q)) for _ in range(2))
