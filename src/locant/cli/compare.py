@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -31,6 +32,8 @@ Examples:
   LOCANT_DATA=~/data locant compare recipes/books.toml --jobs 4
 
   LOCANT_DATA=~/data locant compare recipes/length_generalization.toml
+
+  locant compare recipes/quickstart.toml --ray auto
 
 A recipe may have several sizes, tables [sizes.NAME] that are laid over the rest of it; without --size it is cpu where
 the recipe has that, else the recipe as it is written. Figures that it quotes from papers stand beside the results.
@@ -63,12 +66,17 @@ def compare(
     size: Annotated[
         str, typer.Option(help="Which [sizes.NAME] of the recipe.", show_default="cpu, or as it is written")
     ] = "",
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="auto|HOST:PORT", help="Train on this Ray cluster.", show_default="this machine"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result table as JSON on stdout.")] = False,
 ) -> None:
     """Parses, compares, prints."""
     with one_sentence():
         from locant.cli.progress import Watcher
         from locant.compare.folder import unwritable
+        from locant.compare.on_ray import ray_executor
         from locant.compare.recipe import load_recipe
         from locant.compare.series import compare_series, generalization, generalization_text
         from locant.compare.tables import to_text
@@ -79,8 +87,10 @@ def compare(
         command = " ".join(["locant", *sys.argv[1:]])
         reports: list[Path] = []
         try:
-            with Watcher(loaded.train.steps) as watcher:
-                tables = compare_series(loaded, folder, jobs=jobs, watch=watcher, command=command)
+            with contextlib.ExitStack() as stack:
+                where = {"executor": stack.enter_context(ray_executor(ray))} if ray else {}
+                watcher = stack.enter_context(Watcher(loaded.train.steps))
+                tables = compare_series(loaded, folder, jobs=jobs, watch=watcher, command=command, **where)
             if as_json and len(tables) > 1:
                 print(json.dumps({name: json.loads(table.to_json()) for name, table in tables.items()}), flush=True)
             for name, table in tables.items():

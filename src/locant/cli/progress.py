@@ -77,6 +77,11 @@ class Watcher:
     def _evaluate(self, task: Task, event: dict[str, Any]) -> None:
         self.progress.update(self.bars[task], note="evaluating")
 
+    def _lost(self, task: Task, event: dict[str, Any]) -> None:
+        if task in self.bars:
+            self.progress.remove_task(self.bars.pop(task))
+        self._say(f"  {task.title}: starts again elsewhere ({event['message']})")
+
     def _done(self, task: Task, event: dict[str, Any]) -> None:
         loss = f", last training loss {self.losses[task]:.3f}" if task in self.losses else ""
         self._end(task, f"{time.monotonic() - self.started[task]:.0f} s{loss}", show=task.kind == "train")
@@ -89,7 +94,8 @@ class Watcher:
 
     def _end(self, task: Task, words: str, *, alarm: str = "", show: bool = True) -> None:
         self.ended += 1
-        self.progress.remove_task(self.bars.pop(task))
+        if task in self.bars:  # one that no node took has none
+            self.progress.remove_task(self.bars.pop(task))
         if self.total is not None:
             self.progress.advance(self.total)
         if show:

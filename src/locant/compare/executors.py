@@ -22,8 +22,9 @@ from locant.compare.run import Task, error_event, perform, work_dir_of
 class Executor(Protocol):
     """Does tasks somewhere and tells what happens. Closing its iterator stops every task that still runs.
 
-    Events: start; step (step, loss, tokens_per_second); evaluate; then one of done, failed (a result: the loss
-    diverged; message) and error (no result; kind "run" or "output", message).
+    Events: start; step (step, loss, tokens_per_second); evaluate; lost (its node went away and it starts again;
+    message); then one of done, failed (a result: the loss diverged; message) and error (no result; kind "run" or
+    "output", message).
     """
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, dict[str, Any]]]:
@@ -34,7 +35,7 @@ class Executor(Protocol):
 class InlineExecutor:
     """Does tasks one after the other in this very process: for debuggers and tests."""
 
-    def __init__(self, folder: OutputFolder, jobs: int = 1, threads: int = 0, command: str = "") -> None:
+    def __init__(self, folder: OutputFolder, jobs: int | None = None, threads: int = 0, command: str = "") -> None:
         self.folder, self.command = folder, command
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, dict[str, Any]]]:
@@ -50,16 +51,17 @@ class InlineExecutor:
 
 
 class LocalExecutor:
-    """Runs tasks in `jobs` worker processes of `threads` threads each (0: the cores divided among the jobs).
+    """Runs tasks in `jobs` worker processes (None: as the recipe says) of `threads` threads each (0: the cores
+    divided among the jobs).
 
     A worker forks for every task where that is safe; `fresh` starts a new process for each task everywhere.
     """
 
     def __init__(
-        self, folder: OutputFolder, jobs: int = 1, threads: int = 0, command: str = "", fresh: bool = False
+        self, folder: OutputFolder, jobs: int | None = None, threads: int = 0, command: str = "", fresh: bool = False
     ) -> None:
-        self.out, self.jobs, self.command, self.fresh = folder.path, jobs, command, fresh
-        self.threads = threads or max(1, available_cores() // jobs)
+        self.out, self.jobs, self.command, self.fresh = folder.path, jobs or folder.recipe.jobs, command, fresh
+        self.threads = threads or max(1, available_cores() // self.jobs)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, dict[str, Any]]]:
         """Yields (task, event) as they happen; closing the iterator stops every task that still runs."""

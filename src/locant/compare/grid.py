@@ -43,7 +43,8 @@ def compare(
     """Runs what is missing of a recipe in the folder `out`, writes results.json, table.csv and runs.csv, returns them.
 
     `watch(stage, {})` is called when a stage begins and `watch(task, event)` at every event of a task. Interrupt it at
-    any time: called again it goes on after the last finished run. `executor` says where tasks run.
+    any time: called again it goes on after the last finished run. `executor` says where tasks run: in processes of this
+    machine, `jobs` of them side by side (None: as many as the recipe says), or where `on_ray.ray_executor` puts them.
     Raises: ValueError for a folder of another recipe or text too short; OSError where the folder cannot be written.
     """
     if jobs is not None and jobs < 1:
@@ -63,7 +64,7 @@ def compare(
             if error.filename is not None and str(folder.path) in str(error.filename):
                 raise unwritable(folder.path, error) from error
             raise
-        failures = _train(folder, executor(folder, jobs=jobs or recipe.jobs, command=command), watch)
+        failures = _train(folder, executor(folder, jobs=jobs, command=command), watch)
         alone = executor(folder, jobs=1, threads=recipe.measure.threads, command=command)
         speeds = _measure(folder, alone, watch)
         table = _table(folder, failures, speeds, data, command)
