@@ -17,7 +17,7 @@ from locant.cli import app
 from locant.compare import cluster as cluster_module
 from locant.compare.cluster import Cluster, connect, differing_versions, read_files, scratch_folder, write_files
 from locant.compare.environment import versions
-from locant.compare.executors import LocalExecutor
+from locant.compare.executors import InlineExecutor, LocalExecutor
 from locant.compare.folder import lock_folder, open_folder
 from locant.compare.grid import compare
 from locant.compare.on_ray import RayExecutor, take_home, train_on_node
@@ -196,7 +196,10 @@ def test_cores_are_divided_among_the_jobs(
     assert asked == {"cpus": cpus, "gpus": gpus, "limit": limit, "threads": cpus}
 
 
-def test_a_comparison_on_nodes_without_its_files_gives_the_numbers_of_this_machine(text: Path, tmp_path: Path) -> None:
+def test_a_comparison_on_nodes_without_its_files_gives_the_numbers_of_this_machine(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("locant.compare.on_ray.LocalExecutor", InlineExecutor)  # the slow tier takes the real one
     body = table(text, encodings=["none"], measure={"rounds": 1, "seconds": 0.01, "threads": 1})
     body["train"]["checkpoints"] = 2
     ray = StandIn()
@@ -210,7 +213,7 @@ def test_a_comparison_on_nodes_without_its_files_gives_the_numbers_of_this_machi
         assert "files" not in event
 
     there = compare(read_recipe(body), tmp_path / "there", executor=make, watch=watch, command="locant compare x.toml")
-    here = compare(read_recipe(body), tmp_path / "here")
+    here = compare(read_recipe(body), tmp_path / "here", executor=InlineExecutor)
     assert_same(there, here)
     assert events.count("train start") == events.count("train done") == 1
     assert len(ray.started) == 1, "rounds of measurement are done here"
