@@ -15,6 +15,7 @@ from locant.compare.evaluate import CausalValidation
 from locant.compare.executors import InlineExecutor
 from locant.compare.grid import compare
 from locant.compare.objective import TASKS, find_objective
+from locant.compare.problems import ProblemSettings
 from locant.compare.recipe import read_recipe
 from locant.compare.results import LengthScore, ResultTable, RunResult, read_results
 from locant.compare.series import compare_series, generalization, generalization_text
@@ -62,7 +63,14 @@ def test_a_series_is_one_comparison_for_each_problem_and_goes_on_where_it_was(tm
     scores = tables["copy_rsc"].runs[0].lengths
     assert [(one.length, one.factor) for one in scores] == [(3, 1), (4, 4 / 3), (5, 5 / 3)]
     assert all(one.accuracy is not None and 0 <= one.accuracy <= 1 and one.loss for one in scores)
-    assert tables["copy_rsc"].environment["text"]["problem"] == "copy_rsc"
+    assert all(one.edit_distance is not None and (one.edit_distance > 0) == (one.accuracy != 1) for one in scores)
+    assert "Edit distance, longer than trained (symbols" in (tmp_path / "exact_match.txt").read_text(encoding="utf-8")
+    header = (tmp_path / "copy_rsc" / "runs.csv").read_text(encoding="utf-8").split("\n")[0]
+    assert "accuracy_at_5,edit_distance_at_5" in header
+    card = tables["copy_rsc"].environment["text"]
+    assert (card["problem"], card["lengths_from"], card["scratchpad"]) == ("copy_rsc", "the recipe", "plain")
+    assert card["lengths"] == {"train": [2, 3], "test": [4, 5], "unit": "symbols"}
+    assert card["test_by_length"] == {"4": 5, "5": 5} and card["prompts_also_trained"]["test"] == 0.0
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("**/run.json")}
     assert len(stamps) == 4
     assert compare_series(recipe, tmp_path, executor=InlineExecutor)["addition"].runs == tables["addition"].runs
@@ -155,6 +163,35 @@ def test_reciprocal_ranks_use_the_lengths_beyond_the_trained_one():
     assert found.reciprocal_rank == {"none": 0.75, "rope": 0.75}
     lines = generalization_text(found).splitlines()
     assert lines[1].split() == ["encoding", "copy_rsc", "parity", "mean", "1/rank"] and "0.400 ± 0.071" in lines[3]
+
+
+def test_results_written_before_edit_distance_was_counted_are_read(tmp_path: Path):
+    table = result({"none": [(0.1, 0.9)]})
+    body = json.loads(table.to_json())
+    for run in body["runs"]:
+        for score in run["lengths"]:
+            assert score.pop("edit_distance") is None
+    assert ResultTable.from_json(json.dumps(body)) == table
+    assert "Edit distance" not in generalization_text(generalization({"copy_rsc": table}))
+    del body["runs"][0]["lengths"][0]["accuracy"]
+    with pytest.raises(ValueError, match=r"lengths\[0\] lacks \['accuracy'\]"):
+        ResultTable.from_json(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("copy_rsc", "the study"),
+        ("pcfg", "the study"),
+        ("scan", "the study"),
+        ("parity", "chosen here: the first trained length; the others are the study's"),
+        ("kinship", "chosen here: all of them"),
+    ],
+)
+def test_the_data_card_says_who_chose_the_lengths(name: str, source: str):
+    settings = ProblemSettings(names=(name,))
+    assert settings.source_of(name) == source
+    assert ProblemSettings(names=(name,), ranges={name: [[3, 4], [5, 6]]}).source_of(name) == "the recipe"
 
 
 def test_an_encoding_that_did_not_finish_a_problem_takes_that_problem_out():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from locant.compare.fields import near
 from locant.compare.objective import OnStep, refuse_checkpoints, refuse_unused, refuse_windows
 from locant.compare.results import LengthScore, ShiftScore
-from locant.lengthgen import SCRATCHPADS, Example, Split, SymbolTokenizer, bucket, is_right
+from locant.lengthgen import SCRATCHPADS, Example, Split, SymbolTokenizer, bucket, edit_distance, is_right, split_facts
 from locant.lengthgen.splits import SCAN_RANGES, make_split, problems, scan_split
 
 if TYPE_CHECKING:
@@ -69,6 +69,17 @@ class ProblemSettings:
             return SCAN_RANGES
         problem = problems(self.symbols)[name]
         return problem.train, problem.test
+
+    def unit_of(self, name: str) -> str:
+        """What lengths count."""
+        return "actions" if name == SCAN else problems(self.symbols)[name].unit
+
+    def source_of(self, name: str) -> str:
+        """Who chose the lengths to train and to test on."""
+        if name in self.ranges:
+            return "the recipe"
+        chosen = "" if name == SCAN else problems(self.symbols)[name].chosen
+        return f"chosen here: {chosen}" if chosen else "the study"
 
     def split(self, name: str) -> Split:
         """The examples of one problem. Raises: ValueError, FileNotFoundError for SCAN where it is not there."""
@@ -130,7 +141,7 @@ class LengthGeneralization:
         """What was drawn."""
         body = json.loads((folder / "examples.json").read_text(encoding="utf-8"))
         parts = {name: tuple(_example(one) for one in rows) for name, rows in body.items()}
-        return Examples(recipe.problems.names[0], Split(**parts))
+        return Examples(recipe.problems, Split(**parts))
 
     def trial(self, recipe: Recipe, choice: EncodingChoice, seed: int, data: Examples) -> ProblemTrial:
         """A GPT-2."""
@@ -162,17 +173,28 @@ def _example(body: dict[str, Any]) -> Example:
 class Examples:
     """The examples of one problem, with a tokenizer that knows their symbols."""
 
-    def __init__(self, name: str, split: Split) -> None:
-        self.name, self.split = name, split
+    def __init__(self, settings: ProblemSettings, split: Split) -> None:
+        (self.name,) = settings.names
+        self.settings, self.split = settings, split
         every = (*split.train, *split.validation, *split.test)
         self.tokenizer = SymbolTokenizer.of(text for one in every for text in (one.prompt, one.target))
         self.longest = max(len(self.tokenizer.encode(one.prompt + one.target)) for one in every) + 1
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Numbers of examples and symbols."""
-        counts = {part: len(getattr(self.split, part)) for part in ("train", "validation", "test")}
-        return {"problem": self.name, **counts, "vocabulary": len(self.tokenizer), "longest_tokens": self.longest}
+        """The data card: numbers of examples, their lengths and who chose these, and what they were drawn with."""
+        train, test = self.settings.range_of(self.name)
+        return {
+            "problem": self.name,
+            **split_facts(self.split),
+            "vocabulary": len(self.tokenizer),
+            "longest_tokens": self.longest,
+            "lengths": {"train": list(train), "test": list(test), "unit": self.settings.unit_of(self.name)},
+            "lengths_from": self.settings.source_of(self.name),
+            "scratchpad": self.settings.scratchpad,
+            "symbols": self.settings.symbols,
+            "data_seed": self.settings.data_seed,
+        }
 
     def encode(self, examples: Sequence[Example]) -> list[tuple[list[int], list[int]]]:
         """Prompt and target ids."""
@@ -226,10 +248,7 @@ class ProblemTrial:
         groups: dict[int, list[Example]] = {trained: list(self.data.split.validation)}
         for example in sorted(self.data.split.test, key=bucket):
             groups.setdefault(bucket(example), []).append(example)
-        return tuple(
-            LengthScore(length, length / trained, self._loss(found), self._exact_match(found))
-            for length, found in groups.items()
-        )
+        return tuple(self._score(length, length / trained, found) for length, found in groups.items())
 
     def by_shift(self) -> tuple[ShiftScore, ...]:
         """Not asked."""
@@ -263,12 +282,14 @@ class ProblemTrial:
                 count += targets.numel()
         return total / count
 
-    def _exact_match(self, examples: Sequence[Example]) -> float:
+    def _score(self, length: int, factor: float, examples: Sequence[Example]) -> LengthScore:
         from locant.training.causal import generate
 
         tokenizer, encoded = self.data.tokenizer, self.data.encode(examples)
         longest = max(len(target) for _, target in encoded) + 1
         prompts = [prompt for prompt, _ in encoded]
-        written = generate(self.built.model, prompts, longest, tokenizer.pad_id, tokenizer.end_id, self._batch_size())
-        right = [is_right(tokenizer.decode(ids), one.target) for ids, one in zip(written, examples, strict=True)]
-        return sum(right) / len(right)
+        ids = generate(self.built.model, prompts, longest, tokenizer.pad_id, tokenizer.end_id, self._batch_size())
+        written = [(tokenizer.decode(one), example.target) for one, example in zip(ids, examples, strict=True)]
+        right = sum(is_right(*pair) for pair in written) / len(written)
+        edits = sum(edit_distance(*pair) for pair in written) / len(written)
+        return LengthScore(length, factor, self._loss(examples), right, edit_distance=edits)

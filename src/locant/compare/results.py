@@ -21,6 +21,7 @@ from typing import Any
 FORMAT = "locant.compare.results"
 SCHEMA_VERSION = 1
 STATUSES = ("done", "failed", "missing")
+LATER = {"later": True}  # of fields that files of this version may lack: they came after it
 
 
 def _keep_finite(record: Any, names: Sequence[str]) -> list[str]:
@@ -64,6 +65,7 @@ class LengthScore:
     loss: float | None  # nats per predicted token
     accuracy: float | None  # share of predicted tokens that are right, 0 to 1
     reason: str | None = None
+    edit_distance: float | None = field(default=None, metadata=LATER)  # mean, in symbols; None where none is counted
 
     def __post_init__(self) -> None:
         _explain_undefined(self, ("loss", "accuracy"), f"length {self.length}")
@@ -288,7 +290,8 @@ def _decode_record(kind: Any, value: Any, where: str) -> Any:
     hints = typing.get_type_hints(kind)
     if unknown := sorted(set(value) - set(hints)):
         raise ValueError(f"{where} has unknown fields {unknown}; {kind.__name__} has {sorted(hints)}")
-    if absent := sorted(set(hints) - set(value)):
+    needed = {one.name for one in dataclasses.fields(kind) if not one.metadata.get("later")}
+    if absent := sorted(needed - set(value)):
         raise ValueError(f"{where} lacks {absent}; the file is cut off or was edited")
     return kind(**{name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()})
 

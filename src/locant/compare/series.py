@@ -22,13 +22,15 @@ NAME = "exact_match"
 class Generalization:
     """Exact match beyond the trained length, by problem and encoding, over seeds.
 
-    ``validation``, ``test``: 0 to 1; test is the mean over the lengths beyond the trained one. ``reciprocal_rank``:
-    mean over the problems that every encoding finished, by mean test score; 1 is the best everywhere.
+    ``validation``, ``test``: 0 to 1; test is the mean over the lengths beyond the trained one. ``edit_distance``: how
+    far answers at those lengths are from right ones, in symbols. ``reciprocal_rank``: mean over the problems that every
+    encoding finished, by mean test score, where equal scores share the mean of their ranks; 1 is the best everywhere.
     """
 
     encodings: tuple[str, ...]
     validation: dict[str, dict[str, Spread]]
     test: dict[str, dict[str, Spread]]
+    edit_distance: dict[str, dict[str, Spread]]
     reciprocal_rank: dict[str, float]
 
 
@@ -60,24 +62,26 @@ def compare_series(
 
 def generalization(tables: Mapping[str, ResultTable]) -> Generalization:
     """Exact match within and beyond the trained lengths, and the mean reciprocal rank of each encoding."""
-    validation = {name: _scores(table, trained=True) for name, table in tables.items()}
-    test = {name: _scores(table, trained=False) for name, table in tables.items()}
+    validation = {name: _scores(table, "accuracy", trained=True) for name, table in tables.items()}
+    test = {name: _scores(table, "accuracy", trained=False) for name, table in tables.items()}
+    edits = {name: _scores(table, "edit_distance", trained=False) for name, table in tables.items()}
     encodings = tuple(dict.fromkeys(label for table in tables.values() for label in table.encodings))
     whole: dict[str, dict[str, float]] = {}
     for name, scores in test.items():
         means = {label: score.mean for label, score in scores.items() if score.mean is not None}
         if means.keys() == set(encodings):
             whole[name] = means
-    return Generalization(encodings, validation, test, mean_reciprocal_rank(whole) if whole else {})
+    return Generalization(encodings, validation, test, edits, mean_reciprocal_rank(whole) if whole else {})
 
 
-def _scores(table: ResultTable, trained: bool) -> dict[str, Spread]:
-    """Mean accuracy of each run over the lengths of one side, then over seeds."""
+def _scores(table: ResultTable, score: str, trained: bool) -> dict[str, Spread]:
+    """Mean score of each run over the lengths of one side, then over seeds."""
     scores = {}
     for label in table.encodings:
         runs = []
         for run in table.of(label):
-            found = [s.accuracy for s in run.lengths if (s.factor == 1) == trained and s.accuracy is not None]
+            found = [getattr(one, score) for one in run.lengths if (one.factor == 1) == trained]
+            found = [value for value in found if value is not None]
             if found:
                 runs.append(sum(found) / len(found))
         scores[label] = spread(runs)
@@ -85,15 +89,21 @@ def _scores(table: ResultTable, trained: bool) -> dict[str, Spread]:
 
 
 def generalization_text(found: Generalization) -> str:
-    """An aligned table: a row for each encoding, best first, a column for each problem."""
+    """Aligned tables: a row for each encoding, best first, a column for each problem."""
     order = sorted(found.encodings, key=lambda label: -found.reciprocal_rank.get(label, 0.0))
+    tables = [
+        ("Exact match, longer than trained (0 to 1", found.test),
+        ("Exact match, validation, trained lengths (0 to 1", found.validation),
+    ]
+    if any(one.n for scores in found.edit_distance.values() for one in scores.values()):
+        tables.append(("Edit distance, longer than trained (symbols", found.edit_distance))
     lines = []
-    for title, scores in (("longer than trained", found.test), ("validation, trained lengths", found.validation)):
+    for title, scores in tables:
         header = ["encoding", *scores] + ["mean 1/rank"] * (scores is found.test)
         rows = []
         for label in order:
             cells = [spread_text(one[label], 3) if label in one else "-" for one in scores.values()]
             rank = found.reciprocal_rank.get(label)
             rows.append([label, *cells] + [f"{rank:.2f}" if rank is not None else "-"] * (scores is found.test))
-        lines += [f"Exact match, {title} (0 to 1, mean ± deviation over seeds)", *align(header, rows, 1), ""]
+        lines += [f"{title}, mean ± deviation over seeds)", *align(header, rows, 1), ""]
     return "\n".join(lines[:-1]) + "\n"

@@ -82,11 +82,13 @@ def encodings_csv(table: ResultTable) -> str:
 
 
 def runs_csv(table: ResultTable) -> str:
-    """One row for each run: status, parameters, then loss and accuracy by length, loss by shift."""
+    """One row for each run: status, parameters, then loss, accuracy and edit distance by length, loss by shift."""
+    edited = any(score.edit_distance is not None for run in table.runs for score in run.lengths)
+    scores = ("loss", "accuracy", "edit_distance")[: 2 + edited]
     lengths = sorted({score.length for run in table.runs for score in run.lengths})
     shifts = sorted({score.shift for run in table.runs for score in run.shifts})
     header = ["encoding", "options", "seed", "status", "reason", "seconds", "extra_parameters", "total_parameters"]
-    header += [f"{what}_at_{length}" for length in lengths for what in ("loss", "accuracy")]
+    header += [f"{what}_at_{length}" for length in lengths for what in scores]
     header += [f"loss_shifted_{shift}" for shift in shifts]
     rows = []
     for run in table.runs:
@@ -94,7 +96,7 @@ def runs_csv(table: ResultTable) -> str:
         at_shift = {score.shift: score for score in run.shifts}
         row: list[Any] = [run.encoding, _options(run.options), run.seed, run.status, run.reason]
         row += [run.seconds, run.extra_parameters, run.total_parameters]
-        row += [getattr(at_length.get(length), what, None) for length in lengths for what in ("loss", "accuracy")]
+        row += [getattr(at_length.get(length), what, None) for length in lengths for what in scores]
         row += [getattr(at_shift.get(shift), "loss", None) for shift in shifts]
         rows.append(row)
     return as_csv(header, rows)

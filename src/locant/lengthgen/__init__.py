@@ -21,7 +21,17 @@ from locant.lengthgen.scores import (
     overall,
     ranks,
 )
-from locant.lengthgen.splits import PROBLEMS, Split, bins, bucket, make_split, problems, scan_split, split_rows
+from locant.lengthgen.splits import (
+    PROBLEMS,
+    Split,
+    bins,
+    bucket,
+    make_split,
+    problems,
+    scan_split,
+    split_facts,
+    split_rows,
+)
 from locant.lengthgen.symbols import SymbolTokenizer, pool
 
 __all__ = [
@@ -52,6 +62,7 @@ __all__ = [
     "ranks",
     "read_scan",
     "scan_split",
+    "split_facts",
     "split_rows",
     "symmetric_kl",
     "write_pcfg",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from locant.lengthgen.problem import COMPONENTS, SEPARATOR, Example, Problem, Raw, Scratchpad, Step, spaced
+from locant.lengthgen.problem import ALL, COMPONENTS, FIRST, SEPARATOR, Example, Problem, Raw, Scratchpad, Step, spaced
 
 
 def _target(answer: str, steps: list[Step], scratchpad: Scratchpad | None) -> str:
@@ -149,8 +149,8 @@ def write_parity(raw: Raw, scratchpad: Scratchpad | None = None) -> Example:
 
 ARITHMETIC = (
     Problem("addition", addends, write_addition, "digits", (1, 8), (9, 16), scratchpad=COMPONENTS, pairs=True),
-    Problem("subtraction", subtracted, write_subtraction, "digits", (1, 8), (9, 16), pairs=True),
-    Problem("summation", digits, write_sum, "addends", (2, 8), (9, 16), scratchpad=COMPONENTS),
-    Problem("polynomial", polynomial, write_polynomial, "terms", (1, 8), (9, 16), scratchpad=COMPONENTS),
-    Problem("parity", bits, write_parity, "bits", (2, 8), (9, 16), scratchpad=COMPONENTS),
+    Problem("subtraction", subtracted, write_subtraction, "digits", (1, 8), (9, 16), pairs=True, chosen=ALL),
+    Problem("summation", digits, write_sum, "addends", (2, 8), (9, 16), scratchpad=COMPONENTS, chosen=FIRST),
+    Problem("polynomial", polynomial, write_polynomial, "terms", (1, 8), (9, 16), scratchpad=COMPONENTS, chosen=FIRST),
+    Problem("parity", bits, write_parity, "bits", (2, 8), (9, 16), scratchpad=COMPONENTS, chosen=FIRST),
 )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from locant.lengthgen.problem import SEPARATOR, Example, Problem, Raw
+from locant.lengthgen.problem import ALL, SEPARATOR, Example, Problem, Raw
 
 PAIRS = ("()", "[]", "{}", "<>")
 NONE = "0"  # nothing is open
@@ -66,6 +66,6 @@ def write_last(raw: Raw) -> Example:
 
 
 BRACKETS = (
-    Problem("dyck", nested, write_expected, "pairs of brackets", (2, 10), (11, 20)),
-    Problem("dyck_shuffle", shuffled, write_last, "pairs of brackets", (2, 10), (11, 20)),
+    Problem("dyck", nested, write_expected, "pairs of brackets", (2, 10), (11, 20), chosen=ALL),
+    Problem("dyck_shuffle", shuffled, write_last, "pairs of brackets", (2, 10), (11, 20), chosen=ALL),
 )

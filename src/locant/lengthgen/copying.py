@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from locant.lengthgen.problem import SEPARATOR, Example, Problem, Raw
+from locant.lengthgen.problem import ALL, SEPARATOR, Example, Problem, Raw
 from locant.lengthgen.symbols import ASCII, pool
 
 NEXT = " [NEXT] "
@@ -107,6 +107,8 @@ def copying(size: int = 100) -> tuple[Problem, ...]:
         _problem("reverse_mc", _arranged(backward, size), write_reverse),
         _problem("reverse_mc2x", _arranged(lambda s: backward(s) + NEXT + backward(s), size), write_reverse),
         _problem("reverse_mcrv", _arranged(lambda s: backward(s) + NEXT + forward(s), size), write_reverse),
-        Problem("copy_half", distinct, write_copy, "symbols", (4, 20), (21, 40), shortest=4, longest=len(ASCII)),
-        Problem("count", counted, write_count, "symbols", (4, 20), (21, 40)),
+        Problem(
+            "copy_half", distinct, write_copy, "symbols", (4, 20), (21, 40), shortest=4, longest=len(ASCII), chosen=ALL
+        ),
+        Problem("count", counted, write_count, "symbols", (4, 20), (21, 40), chosen=ALL),
     )

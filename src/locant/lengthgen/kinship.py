@@ -5,9 +5,9 @@ What was replaced, from the question down, is the backward proof: the scratchpad
 
     x is R1 of z, z is R2 of y    =>    x is COMPOSED[R1][R2] of y
 
-The table holds all that follows in every family where siblings have both parents in common, a couple has its children in
-common, and people marry once. Sentences are worded as in the study's `bwd_short` data; people, families and table are
-ours, and what has to be written is worded in one way alone (theirs varies, and so could not be matched exactly).
+The table holds all that follows in every family where siblings have both parents in common, a couple has its children
+in common, and people marry once. Sentences are worded as in the study's `bwd_short` data; people, families and table
+are ours, and what has to be written is worded in one way alone (theirs varies, and so could not be matched exactly).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from locant.lengthgen.problem import SEPARATOR, Example, Problem, Raw, Scratchpad, Step
+from locant.lengthgen.problem import ALL, SEPARATOR, Example, Problem, Raw, Scratchpad, Step
 
 WORDS = {  # for a man, for a woman
     "parent": ("father", "mother"),
@@ -214,5 +214,6 @@ KINSHIP = (
         shortest=2,
         longest=LONGEST,
         scratchpad=("computation",),
+        chosen=ALL,
     ),
 )

@@ -65,6 +65,7 @@ class Step:
     variable: str | None = None
 
 
+FIRST, ALL = "the first trained length; the others are the study's", "all of them"  # may have been chosen here
 COMPONENTS = ("input", "computation", "output", "variable", "remaining")
 WITHOUT_VARIABLE = ("input", "computation", "output", "remaining")
 
@@ -88,7 +89,7 @@ class Problem:
     ``unit``: what is counted as length. ``train``, ``test``: first and last length, as recorded or chosen (see the
     guide). ``longest``: the largest length the generator can make, None where there is no limit. ``scratchpad``:
     the components that its steps have, none where the format takes no scratchpad. ``pairs``: lengths are pairs of
-    numbers of digits.
+    numbers of digits. ``chosen``: what of the two ranges is not recorded for the study and was chosen here.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Problem:
     longest: int | None = None
     scratchpad: tuple[str, ...] = ()
     pairs: bool = False
+    chosen: str = ""
 
     def make(self, length: Length, rng: np.random.Generator, scratchpad: Scratchpad | None = None) -> Example:
         """A formatted example of this length.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from locant.lengthgen.problem import WITHOUT_VARIABLE, Example, Problem, Raw, Scratchpad, Step, spaced
+from locant.lengthgen.problem import FIRST, WITHOUT_VARIABLE, Example, Problem, Raw, Scratchpad, Step, spaced
 from locant.lengthgen.symbols import pool
 
 RANKED = pool(50)  # in rank order
@@ -117,6 +117,7 @@ REASONING = (
         (2, 8),
         (9, 16),
         scratchpad=WITHOUT_VARIABLE,
+        chosen=FIRST,
     ),
     Problem(
         "sort_multi",
@@ -126,8 +127,11 @@ REASONING = (
         (2, 8),
         (9, 16),
         scratchpad=WITHOUT_VARIABLE,
+        chosen=FIRST,
     ),
-    Problem("lego", chain, write_chain, "variables", (4, 8), (9, 16), longest=26, scratchpad=WITHOUT_VARIABLE),
+    Problem(
+        "lego", chain, write_chain, "variables", (4, 8), (9, 16), longest=26, scratchpad=WITHOUT_VARIABLE, chosen=FIRST
+    ),
     Problem(
         "lego_permuted",
         lambda length, rng: chain(length, rng, permuted=True),
@@ -137,5 +141,6 @@ REASONING = (
         (9, 16),
         longest=26,
         scratchpad=WITHOUT_VARIABLE,
+        chosen=FIRST,
     ),
 )

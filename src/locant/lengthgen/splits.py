@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,21 @@ class Split:
     train: tuple[Example, ...]
     validation: tuple[Example, ...]
     test: tuple[Example, ...]
+
+
+def split_facts(split: Split) -> dict[str, Any]:
+    """Numbers of examples, of test examples by length, and the share of prompts that training has, too."""
+    seen = {example.prompt for example in split.train}
+    parts = {"train": split.train, "validation": split.validation, "test": split.test}
+    lengths = [bucket(example) for example in split.test]
+    return {
+        **{name: len(examples) for name, examples in parts.items()},
+        "test_by_length": {str(length): lengths.count(length) for length in sorted(set(lengths))},
+        "prompts_also_trained": {
+            name: round(sum(example.prompt in seen for example in parts[name]) / len(parts[name]), 4)
+            for name in ("validation", "test")
+        },
+    }
 
 
 def bucket(example: Example) -> int:
