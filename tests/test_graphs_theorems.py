@@ -241,7 +241,7 @@ def test_pairs_made_of_nodes_separate_what_the_multisets_of_nodes_do(seed: int):
     for other in others:
         nodes = [graphs.random_walk(one, 4) for one in (random_graph(seed), other)]
         multisets = [Counter(map(tuple, one.round(decimals=8).tolist())) for one in nodes]
-        first, second = graphs.refine([graphs.symmetric_pairs(one) for one in nodes], decimals=7)
+        first, second = graphs.refine([graphs.symmetric_pairs(one) for one in nodes], gap=1e-7)
         assert (first != second) == (multisets[0] != multisets[1])
 
 
@@ -294,6 +294,16 @@ def test_what_distances_separate_where_one_wl_fails(first, second, by_paths: boo
     assert not graphs.one_wl(first, second)
     assert graphs.separates(first, second, "shortest_path") == by_paths
     assert graphs.separates(first, second, "resistance") == by_resistance
+
+
+def test_rounding_of_an_encoding_separates_nothing():
+    edge = torch.full((2, 2), 2.0**-9, dtype=torch.float64)  # half of the eighth decimal
+    noise = torch.tensor([[0.0, 1e-17], [-1e-17, 0.0]], dtype=torch.float64)
+    for far in (0.0, float("inf")):
+        first, second = graphs.refine([edge + far, edge + far + noise])
+        assert first == second
+    first, second = graphs.refine([edge, edge + 1e-7 * torch.eye(2, dtype=torch.float64)])
+    assert first != second
 
 
 def test_labels_of_nodes_count_in_refinement():

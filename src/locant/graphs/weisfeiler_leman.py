@@ -18,14 +18,22 @@ from torch import Tensor
 
 from locant.graphs.distances import adjacency, pair_encoding
 
-DECIMALS = 8  # to which encodings are rounded before they are compared
+GAP = 1e-8  # numbers that are no farther apart count as equal
 
 
-def _levels(pairs: Sequence[Tensor], decimals: int) -> list[list[list[int]]]:
-    """The pair encodings as whole numbers: equal ones, up to rounding, get equal numbers in all graphs."""
+def _levels(pairs: Sequence[Tensor], gap: float) -> list[list[list[int]]]:
+    """The pair encodings as whole numbers: equal ones, up to the gap, get equal numbers in all graphs.
+
+    Sorted numbers part where the next is farther than the gap. Rounding would part two that differ by one bit wherever
+    they happen to lie on the edge of what is rounded up.
+    """
     flat = torch.cat([p.double().reshape(-1, p.shape[-1] if p.dim() == 3 else 1) for p in pairs])
-    rounded = torch.round(flat, decimals=decimals) + 0.0  # no negative zeros
-    _, numbers = torch.unique(rounded, dim=0, return_inverse=True)
+    order = flat.argsort(0)
+    steps = (
+        flat.gather(0, order).diff(dim=0) > gap
+    )  # infinite ones are apart from finite ones, and equal: inf - inf is nan
+    ranks = torch.zeros_like(order).scatter_(0, order[1:], steps.long().cumsum(0))
+    _, numbers = torch.unique(ranks, dim=0, return_inverse=True)
     out, start = [], 0
     for p in pairs:
         n = len(p)
@@ -38,14 +46,14 @@ def refine(
     pairs: Sequence[Float[Tensor, "..."]],
     colors: Sequence[Sequence[Hashable]] | None = None,
     *,
-    decimals: int = DECIMALS,
+    gap: float = GAP,
 ) -> list[Counter[int]]:
     """Histograms of the stable colors of several graphs, refined together so that they can be compared.
 
     ``pairs``: psi of each graph, [n n] or [n n R]. ``colors``: labels of the nodes to begin with (default: all equal).
     Raises: ValueError where labels and nodes differ in number.
     """
-    levels = _levels(pairs, decimals)
+    levels = _levels(pairs, gap)
     sizes = [len(p) for p in pairs]
     begin = colors if colors is not None else [[0] * n for n in sizes]
     if [len(one) for one in begin] != sizes:
