@@ -32,10 +32,11 @@ DIRECT: dict[str, tuple[str, ...]] = {
     "analysis": ("hf", "models", "graphs", "data"),
     "compare": ("tasks", "training", "analysis", "lengthgen"),
     "finetune": ("compare",),
+    "pretrain": ("compare",),
     "bench": ("compare",),
     "plots": ("compare", "bench"),
     "report": ("plots",),
-    "cli": ("report", "testing", "finetune"),
+    "cli": ("report", "testing", "finetune", "pretrain"),
     "__main__": ("cli",),
 }
 NO_SIBLINGS = ("encodings", "transforms")  # one file for each paper; what two of them need lives below them

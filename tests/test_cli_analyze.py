@@ -21,10 +21,10 @@ import locant.hf
 from locant.cli import app
 from locant.cli.progress import Bars
 from locant.compare.executors import InlineExecutor
-from locant.compare.folder import lock_folder
 from locant.compare.grid import compare
 from locant.compare.recipe import read_recipe
 from locant.hf.course import kept
+from locant.training.folder import lock_folder
 from tests.analysis_models import family
 from tests.compare_runs import table, write_text
 from tests.hf_models import LAYERS, ROWS, VOCABULARY, host, tokens

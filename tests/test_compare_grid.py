@@ -14,11 +14,12 @@ import pytest
 
 from locant.compare import folder as folder_module
 from locant.compare.executors import InlineExecutor, LocalExecutor
-from locant.compare.folder import differences, open_folder, slug
+from locant.compare.folder import open_folder, slug
 from locant.compare.grid import Stage, compare
 from locant.compare.recipe import Recipe, read_recipe
 from locant.compare.results import ResultTable, read_results
 from locant.compare.run import Task
+from locant.training.folder import differences
 from tests.compare_runs import table, toml, write_text
 
 

@@ -18,12 +18,13 @@ from locant.compare import cluster as cluster_module
 from locant.compare.cluster import Cluster, connect, differing_versions, read_files, scratch_folder, write_files
 from locant.compare.environment import versions
 from locant.compare.executors import InlineExecutor, LocalExecutor
-from locant.compare.folder import lock_folder, open_folder
+from locant.compare.folder import open_folder
 from locant.compare.grid import compare
 from locant.compare.on_ray import RayExecutor, take_home, train_on_node
 from locant.compare.recipe import Recipe, read_recipe
 from locant.compare.results import ResultTable, read_results
 from locant.compare.run import Task
+from locant.training.folder import lock_folder
 from tests.compare_runs import table, toml, write_text
 from tests.processes import ROOT, run
 from tests.ray_nodes import Nodes

@@ -8,10 +8,11 @@ from locant.compare.recipe import Recipe, load_recipe, read_recipe
 from tests.compare_runs import table, toml
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+COMPARISONS = [path for path in sorted(RECIPES.glob("*.toml")) if path.stem != "pretrain"]  # see test_pretrain_recipe
 TEXT = Path("text.txt")
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
 def test_every_recipe_in_the_repository_is_valid(path: Path) -> None:
     assert load_recipe(path).name == path.stem
 

@@ -26,14 +26,14 @@ import locant.finetune.run as run_module
 import locant.hf
 from locant.cli import app
 from locant.cli.progress import SeedWatcher
-from locant.finetune import checkpoints
 from locant.finetune.batches import Feature, Schedule
 from locant.finetune.load import DataChoice
-from locant.finetune.log import JsonLines
 from locant.finetune.model import load_tokenizer
 from locant.finetune.results import Outcome, SeedResult, read_outcome, to_text
 from locant.finetune.run import finetune
 from locant.finetune.settings import FinetuneSettings, GlueSettings, ModelChoice, SquadSettings
+from locant.training import checkpoints
+from locant.training.log import JsonLines
 from tests.finetune_runs import save_model, tokenizer, write_rte, write_squad
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -123,7 +123,7 @@ def at_step(step: int) -> Callable[[dict[str, Any]], None]:
 def test_a_run_that_was_stopped_at_a_step_goes_on_to_the_same_numbers(
     step: int, whole: Path, model: Path, rte: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("locant.finetune.trainer.SHOWN", 0.0)
+    monkeypatch.setattr("locant.training.resumable.SHOWN", 0.0)
     with pytest.raises(Killed):
         tune(model, rte, tmp_path / "out", watch=at_step(step))
     events: list[dict[str, Any]] = []
@@ -156,7 +156,7 @@ def test_a_run_that_was_stopped_while_it_writes_goes_on_to_the_same_numbers(
 
 def interrupted(model: Path, rte: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with checkpoints 2 and 4; the run was stopped at step 5."""
-    monkeypatch.setattr("locant.finetune.trainer.SHOWN", 0.0)
+    monkeypatch.setattr("locant.training.resumable.SHOWN", 0.0)
     with pytest.raises(Killed):
         tune(model, rte, out, watch=at_step(5))
     assert {path.name for path in (out / "runs" / "seed1").glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
@@ -538,8 +538,8 @@ def test_a_failed_seed_is_code_1_and_a_full_disk_too(
 
 KILL = """
 import os, signal, sys
-import locant.finetune.trainer as trainer
-from locant.finetune import checkpoints
+import locant.training.resumable as trainer
+from locant.training import checkpoints
 from locant.cli import app
 from locant.cli.progress import SeedWatcher
 moment, step = sys.argv[1], int(sys.argv[2])
@@ -550,11 +550,11 @@ def counted(kind):
     if kind == moment and count == step:
         os.kill(os.getpid(), signal.SIGKILL)
 trainer.SHOWN = 0.0
-record, seal, save = trainer.FinetuneTrainer.record_step, checkpoints.seal, trainer.Trainer._save_checkpoint
+record, seal, save = trainer.ResumableTrainer.record_step, checkpoints.seal, trainer.Trainer._save_checkpoint
 def recorded(self): record(self); counted("step")
 def sealed(*given): counted("seal"); seal(*given)
 def saved(self, *given): counted("save"); save(self, *given); counted("saved")
-trainer.FinetuneTrainer.record_step, checkpoints.seal, trainer.Trainer._save_checkpoint = recorded, sealed, saved
+trainer.ResumableTrainer.record_step, checkpoints.seal, trainer.Trainer._save_checkpoint = recorded, sealed, saved
 sys.argv = ["locant", *sys.argv[3:]]
 app()
 """

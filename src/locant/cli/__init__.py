@@ -15,6 +15,7 @@ from locant.cli import (
     finetune,
     list_encodings,
     native,
+    pretrain,
 )
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 compare.register(app)
+pretrain.register(app)
 finetune.register(app)
 analyze.register(app)
 list_encodings.register(app)

@@ -75,12 +75,12 @@ def compare(
     """Parses, compares, prints."""
     with one_sentence():
         from locant.cli.progress import Watcher
-        from locant.compare.folder import unwritable
         from locant.compare.on_ray import ray_executor
         from locant.compare.recipe import load_recipe
         from locant.compare.series import compare_series, generalization, generalization_text
         from locant.compare.tables import to_text
         from locant.report import write_report
+        from locant.training.folder import unwritable
 
         loaded = load_recipe(recipe, overrides or [], size)
         folder = out or Path("runs") / loaded.name

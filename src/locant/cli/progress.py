@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -148,8 +149,8 @@ class Bars:
         self.bars.clear()
 
 
-class SeedWatcher:
-    """One bar for the seed that is trained, and a line for each event of note; give it to `finetune` as `watch`."""
+class RunWatcher:
+    """One bar for the run that is trained, and a line for each event of note; give it to a run as `watch`."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -166,7 +167,7 @@ class SeedWatcher:
         self.bar: TaskID | None = None
         self.title = ""
 
-    def __enter__(self) -> SeedWatcher:
+    def __enter__(self) -> RunWatcher:
         self.progress.start()
         return self
 
@@ -174,21 +175,18 @@ class SeedWatcher:
         self.progress.stop()
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """One event of `locant.finetune.run.finetune`."""
+        """One event of a run."""
         getattr(self, f"_{event['event']}")(event)
 
     def _read(self, event: dict[str, Any]) -> None:
         self._say("reading and checking data and model")
 
-    def _kept(self, event: dict[str, Any]) -> None:
-        self._say(f"seed {event['seed']}: finished before")
-
     def _notice(self, event: dict[str, Any]) -> None:
         self._say(f"note: {event['words']}")
 
-    def _start(self, event: dict[str, Any]) -> None:
-        self.title = f"seed {event['seed']} ({event['number'] + 1} of {event['count']})"
-        self.bar = self.progress.add_task(self.title, total=None, note="starting")
+    def _begin(self, title: str) -> None:
+        self.title = title
+        self.bar = self.progress.add_task(title, total=None, note="starting")
 
     def _resume(self, event: dict[str, Any]) -> None:
         self._say(f"{self.title}: goes on from {event['checkpoint']}")
@@ -198,20 +196,46 @@ class SeedWatcher:
             note = f"loss {event['loss']:.3f}  {event['tokens_per_second']:,.0f} tokens/s"
             self.progress.update(self.bar, completed=event["step"], total=event["steps"], note=note)
 
+    def _finish(self, reason: str | None, found: Iterable[tuple[str, float | None]]) -> None:
+        if self.bar is not None:
+            self.progress.remove_task(self.bar)
+            self.bar = None
+        shown = ", ".join(f"{name} {'-' if value is None else f'{value:.4g}'}" for name, value in found)
+        self._say(f"{self.title}: {reason or shown}")
+
+    def _say(self, words: str) -> None:
+        self.console.print(words, highlight=False, soft_wrap=True, markup=False)
+
+
+class SeedWatcher(RunWatcher):
+    """Shows the events of `locant.finetune.run.finetune`."""
+
+    def _kept(self, event: dict[str, Any]) -> None:
+        self._say(f"seed {event['seed']}: finished before")
+
+    def _start(self, event: dict[str, Any]) -> None:
+        self._begin(f"seed {event['seed']} ({event['number'] + 1} of {event['count']})")
+
     def _evaluate(self, event: dict[str, Any]) -> None:
         if self.bar is not None:
             self.progress.update(self.bar, note="evaluating")
 
     def _end(self, event: dict[str, Any]) -> None:
-        if self.bar is not None:
-            self.progress.remove_task(self.bar)
-            self.bar = None
-        scores = [
-            f"{dev} {name} {'-' if value is None else f'{value:.4g}'}"
-            for dev, values in event["scores"].items()
-            for name, value in values.items()
-        ]
-        self._say(f"{self.title}: {event['reason'] or ', '.join(scores)}")
+        named = ((f"{dev} {name}", value) for dev, values in event["scores"].items() for name, value in values.items())
+        self._finish(event["reason"], named)
 
-    def _say(self, words: str) -> None:
-        self.console.print(words, highlight=False, soft_wrap=True, markup=False)
+
+class PretrainWatcher(RunWatcher):
+    """Shows the events of `locant.pretrain.run.pretrain`."""
+
+    def _kept(self, event: dict[str, Any]) -> None:
+        self._say("finished before")
+
+    def _start(self, event: dict[str, Any]) -> None:
+        self._begin(event["title"])
+
+    def _validation(self, event: dict[str, Any]) -> None:
+        self._say(f"{self.title}: validation loss {event['loss']:.4f} after step {event['step']}")
+
+    def _end(self, event: dict[str, Any]) -> None:
+        self._finish(event["reason"], ((f"validation {name}", value) for name, value in event["losses"].items()))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from locant.compare.environment import versions
-from locant.compare.folder import lock_folder
+from locant.training.folder import lock_folder
 
 ENDS = ("done", "failed", "error")
 TRIES = 5  # a call that took its node with it this often is given up

@@ -16,15 +16,11 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from locant.compare.recipe import Recipe, shared_part
-from locant.compare.results import RunResult, Speed, write_atomically
-
-try:
-    import fcntl
-except ImportError:  # Windows: no lock there
-    fcntl = None
+from locant.compare.results import RunResult, Speed
+from locant.training.folder import differences, lock_folder, read_whole, unwritable, write_atomically
 
 
 class OutputFolder:
@@ -116,23 +112,6 @@ def open_folder(path: str | Path, recipe: Recipe) -> Iterator[OutputFolder]:
             lock.close()
 
 
-def lock_folder(path: Path, command: str = "compare") -> IO[str]:
-    """A lock on an output folder, held until it is closed.
-
-    Raises: ValueError where another `locant <command>` holds it; OSError where the folder cannot be written.
-    """
-    lock = open(path / ".lock", "w")  # its life is the lock's
-    if fcntl is not None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise ValueError(
-                f"{command}: {str(path)!r} is in use by another locant {command}; wait for it, or give another --out"
-            ) from None
-    return lock
-
-
 def _check_recipe(folder: OutputFolder) -> None:
     """Raises ValueError unless the folder is empty, or of a recipe that differs in the grid alone.
 
@@ -169,30 +148,10 @@ def _check_recipe(folder: OutputFolder) -> None:
                 )
 
 
-def unwritable(path: Path, error: OSError, command: str = "compare") -> OSError:
-    """The error in one sentence: what could not be written, why, and that nothing is lost."""
-    return OSError(
-        f"{command}: cannot write {str(path)!r}: {error.strerror or error}; free space or give another --out, then "
-        "call again: finished runs are kept"
-    )
-
-
 def slug(label: str) -> str:
     """A file name for a label; labels that differ only in signs get different ones."""
     plain = re.sub(r"[^\w.+-]+", "-", label).strip("-.") or "run"
     return plain if plain == label else f"{plain}-{hashlib.sha256(label.encode()).hexdigest()[:6]}"
-
-
-def differences(before: Any, after: Any, where: str = "") -> list[str]:
-    """Dotted keys whose values differ, with both values."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        keys = dict.fromkeys([*before, *after])
-        return [
-            change
-            for key in keys
-            for change in differences(before.get(key), after.get(key), f"{where}.{key}" if where else key)
-        ]
-    return [] if before == after else [f"{where} is {before!r} there and {after!r} here"]
 
 
 def _write(path: Path, body: dict[str, Any]) -> None:
@@ -200,12 +159,3 @@ def _write(path: Path, body: dict[str, Any]) -> None:
         write_atomically(path, json.dumps(body, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise unwritable(path, error) from error
-
-
-def read_whole(path: Path) -> dict[str, Any] | None:
-    """A JSON file, or None where there is none or it is not whole (written by something that was killed)."""
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    return body if isinstance(body, dict) else None

@@ -10,13 +10,14 @@ from typing import Any
 
 from locant.compare.environment import environment
 from locant.compare.executors import Executor, LocalExecutor
-from locant.compare.folder import OutputFolder, open_folder, unwritable
+from locant.compare.folder import OutputFolder, open_folder
 from locant.compare.measure import median_speed
 from locant.compare.objective import Data, find_objective
 from locant.compare.recipe import Recipe
 from locant.compare.results import ResultTable, RunResult, Speed
 from locant.compare.run import Task
 from locant.compare.tables import encodings_csv, runs_csv
+from locant.training.folder import unwritable
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ from locant.compare.cluster import (
 )
 from locant.compare.environment import versions
 from locant.compare.executors import Executor, LocalExecutor
-from locant.compare.folder import OutputFolder, unwritable
+from locant.compare.folder import OutputFolder
 from locant.compare.recipe import read_recipe
 from locant.compare.run import Task, error_event
+from locant.training.folder import unwritable
 
 RESULT = "run.json"  # by which a run counts as finished, so it is written last
 

@@ -133,15 +133,20 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), size: str = "")
 
     Raises: FileNotFoundError; ValueError naming the key, its value and what was needed.
     """
+    return read_recipe(choose_size(read_toml(path, "recipes/quickstart.toml"), size), overrides)
+
+
+def read_toml(path: str | Path, example: str) -> dict[str, Any]:
+    """The table of a recipe file, named after it where it names itself not. Raises: FileNotFoundError; ValueError."""
     path = Path(path)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise FileNotFoundError(f"recipe: {str(path)!r} {what}, needed a TOML file such as recipes/quickstart.toml")
+        raise FileNotFoundError(f"recipe: {str(path)!r} {what}, needed a TOML file such as {example}")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"recipe: {path} is not TOML: {error}") from error
-    return read_recipe(choose_size({"name": path.stem, **table}, size), overrides)
+    return {"name": path.stem, **table}
 
 
 def read_recipe(table: dict[str, Any], overrides: Sequence[str] = (), *, check: bool = True) -> Recipe:
@@ -211,10 +216,11 @@ def _read_encodings(value: Any) -> list[EncodingChoice]:
         raise ValueError(
             f'recipe: encodings = {value!r} is {kind_of(value)}, needed a list; write ["none", "absolute"]'
         )
-    return [_read_encoding(item, f"encodings[{index}]") for index, item in enumerate(value)]
+    return [read_encoding(item, f"encodings[{index}]") for index, item in enumerate(value)]
 
 
-def _read_encoding(item: Any, where: str) -> EncodingChoice:
+def read_encoding(item: Any, where: str) -> EncodingChoice:
+    """A name, or a table {name, label, and options}. Raises: ValueError naming the key."""
     if isinstance(item, str):
         item = {"name": item}
     if not isinstance(item, dict):
@@ -284,6 +290,6 @@ def _select_encodings(known: Any, value: Any) -> Any:
     by_label: dict[str, Any] = {}
     if isinstance(known, Iterable) and not isinstance(known, str):
         for index, item in enumerate(known):
-            by_label[_read_encoding(item, f"encodings[{index}]").label] = item
+            by_label[read_encoding(item, f"encodings[{index}]").label] = item
     items = value if isinstance(value, list) else [value]
     return [by_label.get(item, item) if isinstance(item, str) else item for item in items]

@@ -9,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import tempfile
 import types
 import typing
 from collections.abc import Sequence
@@ -192,30 +190,6 @@ class ResultTable:
         Raises: ValueError naming `source` and the field, when the text is truncated, foreign or of another version.
         """
         return _read_table(text, source)
-
-
-def write_atomically(path: str | Path, text: str) -> Path:
-    """Writes a text file whole or not at all: beside its place first, then moved there."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
-
-
-def _umask() -> int:
-    current = os.umask(0o022)
-    os.umask(current)
-    return current
 
 
 def read_results(path: str | Path) -> ResultTable:

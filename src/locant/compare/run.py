@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from locant.compare.environment import environment
-from locant.compare.folder import OutputFolder, unwritable
+from locant.compare.folder import OutputFolder
 from locant.compare.measure import measure
 from locant.compare.objective import Data, Trial, find_objective
 from locant.compare.recipe import Recipe
 from locant.compare.results import CurvePoint, RunResult
 from locant.hf import course
+from locant.training.folder import unwritable
 from locant.training.mlm import DivergedError, LossPoint
 
 Report = Callable[[dict[str, Any]], None]

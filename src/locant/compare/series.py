@@ -10,10 +10,11 @@ from pathlib import Path
 from locant.compare.executors import Executor, LocalExecutor
 from locant.compare.grid import Watch, compare
 from locant.compare.recipe import Recipe
-from locant.compare.results import ResultTable, write_atomically
+from locant.compare.results import ResultTable
 from locant.compare.summary import Spread, spread
 from locant.compare.tables import align, spread_text
 from locant.lengthgen import mean_reciprocal_rank
+from locant.training.folder import write_atomically
 
 NAME = "exact_match"
 

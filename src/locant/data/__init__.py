@@ -15,7 +15,7 @@ from locant.data.mlm import (
 )
 from locant.data.parallel import SentencePairs, read_pairs
 from locant.data.tokenizer import TokenizerConfig, build_tokenizer
-from locant.data.windows import TokenStream, Windows, encode, make_windows, split_documents
+from locant.data.windows import TokenStream, Windows, encode, make_pieces, make_windows, split_documents
 
 __all__ = [
     "EVALUATION_EPOCH",
@@ -34,6 +34,7 @@ __all__ = [
     "build_tokenizer",
     "encode",
     "load_corpus",
+    "make_pieces",
     "make_windows",
     "mask_tokens",
     "order",

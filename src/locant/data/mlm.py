@@ -20,7 +20,7 @@ from locant.data.windows import Windows
 
 EVALUATION_EPOCH = -1  # no training epoch has this number: the masks of an evaluation are always the same
 IGNORED = -100  # label of a token that is no target, as torch's cross entropy expects
-_CHOOSE, _REPLACE, _DRAW, _ORDER = range(4)  # independent streams of random numbers
+_CHOOSE, _REPLACE, _DRAW, _ORDER, _SAMPLE = range(5)  # independent streams of random numbers
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -114,6 +114,13 @@ def mask_tokens(
     inputs = np.where(targets & (fate < config.mask), vocabulary.mask, ids)
     swapped = targets & (fate >= config.mask) & (fate < config.mask + config.random)
     return np.where(swapped, drawn, inputs), labels
+
+
+def token_draws(
+    seed: int, epoch: int | np.ndarray | Sequence[int], example_ids: np.ndarray | Sequence[int], n: int
+) -> np.ndarray:
+    """One number in [0, 1) for each token, float64 [B, n]: a pure function of its arguments, apart from the masks."""
+    return _uniform(_mixed(seed, np.asarray(epoch), np.asarray(example_ids)), _SAMPLE, n)
 
 
 def order(seed: int, epoch: int, n: int) -> np.ndarray:

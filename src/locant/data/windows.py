@@ -32,7 +32,7 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of one length; the row number is the example id. Every window is full: there is no padding."""
+    """Windows of one length; the row number is the example id. Packed windows are full, pieces end in padding."""
 
     ids: np.ndarray  # [N, length], [CLS] first and [SEP] last
     documents: np.ndarray | None  # [N, length] int32 document of each token, or None where windows do not carry it
@@ -184,3 +184,27 @@ def make_windows(
     lengths = np.diff(stream.starts) + (np.arange(num_documents) < num_documents - 1)
     owner = np.repeat(np.arange(num_documents, dtype=np.int32), lengths)[: count * inner].reshape(count, inner)
     return Windows(ids, np.concatenate([owner[:, :1], owner, owner[:, -1:]], axis=1))
+
+
+def make_pieces(stream: TokenStream, length: int, tokenizer: PreTrainedTokenizerFast, *, what: str = "text") -> Windows:
+    """Cut each document into pieces of up to `length` tokens, one a window: [CLS], text, [SEP], and padding behind it.
+
+    Pieces without a token of text that could be predicted are left out. Raises ValueError for a length below 3 and for
+    text without any piece.
+    """
+    if length < 3:
+        raise ValueError(f"windows: length={length} leaves no room between [CLS] and [SEP]; take at least 3")
+    cls, sep, pad = (special_id(tokenizer, f"{role}_token") for role in ("cls", "sep", "pad"))
+    special = np.zeros(len(tokenizer), dtype=bool)
+    special[tokenizer.all_special_ids] = True
+    rows = []
+    for start, end in zip(stream.starts[:-1], stream.starts[1:], strict=True):
+        for begin in range(start, end, length - 2):
+            piece = stream.tokens[begin : min(begin + length - 2, end)]
+            if not special[piece].all():
+                row = np.full(length, pad, dtype=stream.tokens.dtype)
+                row[0], row[1 : len(piece) + 1], row[len(piece) + 1] = cls, piece, sep
+                rows.append(row)
+    if not rows:
+        raise ValueError(f"windows: the {what} has {len(stream)} tokens and none to predict; give more text")
+    return Windows(np.stack(rows), None)

@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 import locant.hf
 from locant.finetune.settings import FinetuneSettings, ModelChoice
-from locant.hf.attachment import attachments
+from locant.training.folder import file_digest
 from locant.training.mlm import derived_seed
+from locant.training.resumable import without_bars
 
 UNREADABLE = ("legacy", "half-converted")  # folders that load wrong
 
@@ -141,32 +142,6 @@ def choose_length(settings: FinetuneSettings, model: nn.Module) -> int:
     return settings.length or min(settings.default_length, limit or settings.default_length)
 
 
-def position_parameters(model: nn.Module) -> set[int]:
-    """Identities of the parameters that the encodings brought."""
-    return {id(parameter) for _, _, attachment in attachments(model) for parameter in attachment.parameters()}
-
-
-def parameter_groups(model: nn.Module, settings: FinetuneSettings) -> list[dict[str, Any]]:
-    """Matrices decay; biases, LayerNorms and positions do not; what was attached may learn at a rate of its own."""
-    added = position_parameters(model)
-    decayed, kept, positional = [], [], []
-    for name, parameter in model.named_parameters():
-        free = parameter.ndim < 2 or "position_embeddings" in name
-        (positional if id(parameter) in added else kept if free else decayed).append(parameter)
-    own_rate = settings.position_learning_rate or settings.learning_rate
-    if settings.position_learning_rate and not positional:
-        raise ValueError(
-            f"finetune: position_learning_rate = {settings.position_learning_rate:g}, but no encoding with parameters "
-            "is attached; give --attach, or leave it out"
-        )
-    groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": kept, "weight_decay": 0.0},
-        {"params": positional, "weight_decay": 0.0, "lr": own_rate},
-    ]
-    return [group for group in groups if group["params"]]
-
-
 def identity(choice: ModelChoice) -> dict[str, Any]:
     """What a run depends on: the choice, with a digest of the model's files in place of where they lie."""
     from transformers.utils.hub import cached_file
@@ -186,28 +161,8 @@ def identity(choice: ModelChoice) -> dict[str, Any]:
     return {**asdict(choice), "model": Path(choice.model).name, "sha256": digest.hexdigest()}
 
 
-def file_digest(file: Path) -> str:
-    """SHA-256 of a file."""
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0].rstrip(".")
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """Without transformers' bars of loading and saving, which would break into ours."""
-    from transformers.utils import logging
-
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if bars:
-            logging.enable_progress_bar()
 
 
 @contextmanager

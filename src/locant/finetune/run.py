@@ -20,29 +20,27 @@ import torch
 from accelerate import PartialState
 
 from locant.compare.environment import environment
-from locant.compare.folder import differences, lock_folder, read_whole, unwritable
-from locant.compare.results import write_atomically
-from locant.finetune import checkpoints
 from locant.finetune.load import DataChoice, ReadTask, read_task, settings_kind
-from locant.finetune.log import JsonLines
 from locant.finetune.model import (
     build_model,
     check_fit,
     choose_length,
-    file_digest,
     identity,
     load_tokenizer,
     model_inputs,
-    position_parameters,
-    without_bars,
 )
 from locant.finetune.problem import Problem, Scored
 from locant.finetune.results import Outcome, SeedResult, to_text
 from locant.finetune.scores import Scores
 from locant.finetune.settings import FinetuneSettings, ModelChoice
-from locant.finetune.trainer import Watch, make_trainer
+from locant.finetune.trainer import make_trainer
 from locant.hf.writing import replacing
+from locant.training import checkpoints
+from locant.training.folder import claim_folder, file_digest, read_whole, unwritable, write_atomically
+from locant.training.log import JsonLines
 from locant.training.mlm import DivergedError
+from locant.training.parameters import position_parameters
+from locant.training.resumable import Watch, check_trackers, take_up, without_bars
 
 FIT_EXAMPLES = 32  # training examples that init="fit" looks at
 
@@ -100,7 +98,7 @@ def finetune(
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"finetune: seeds = {list(seeds)}, needed at least one, each once")
     _check_packages()
-    _check_trackers(report_to)
+    check_trackers(report_to, "finetune")
     state = PartialState(cpu=settings.device == "cpu" or not torch.accelerator.is_available())
     job = _prepare(task, choice, data, settings, Path(out), tuple(report_to), keep_models, watch, state)
     lock = _open(job)
@@ -127,16 +125,6 @@ def _check_packages() -> None:
         raise ModuleNotFoundError(
             f"finetune: {' and '.join(lacking)} cannot be imported, needed to score; pip install 'locant[finetune]'"
         )
-
-
-def _check_trackers(report_to: Sequence[str]) -> None:
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
-    for name in report_to:
-        if name not in INTEGRATION_TO_CALLBACK:
-            raise ValueError(f"finetune: report_to = {name!r} is unknown; known: {', '.join(INTEGRATION_TO_CALLBACK)}")
-        if name in ("tensorboard", "trackio") and importlib.util.find_spec(name) is None:
-            raise ValueError(f"finetune: report_to = {name!r}, but the package is not installed; pip install {name}")
 
 
 def _prepare(
@@ -191,35 +179,7 @@ def _open(job: Job) -> Any:
     """Makes and locks the folder. Raises: ValueError where it belongs to another recipe or is in use."""
     if not job.state.is_main_process:
         return None
-    file = job.out / "recipe.json"
-    lock = None
-    try:
-        job.out.mkdir(parents=True, exist_ok=True)
-        lock = lock_folder(job.out, "finetune")
-        before = read_whole(file)
-        others = sorted(path.name for path in job.out.iterdir() if not path.name.startswith("."))
-        if before is None and others:
-            raise ValueError(
-                f"finetune: {str(job.out)!r} holds other files ({', '.join(others[:3])}), needed an empty folder or "
-                "one of this recipe; give another --out"
-            )
-        changed = differences(before, job.recipe) if before is not None else []
-        if changed:
-            raise ValueError(
-                f"finetune: {str(job.out)!r} belongs to another recipe: {'; '.join(changed[:6])}; give another --out, "
-                "or set these back"
-            )
-        (job.out / "runs").mkdir(exist_ok=True)
-        write_atomically(file, json.dumps(job.recipe, indent=1, ensure_ascii=False) + "\n")
-        return lock
-    except OSError as error:
-        if lock is not None:
-            lock.close()
-        raise unwritable(job.out, error, "finetune") from error
-    except ValueError:
-        if lock is not None:
-            lock.close()
-        raise
+    return claim_folder(job.out, job.recipe, "finetune")
 
 
 def _seed(job: Job, seed: int, number: int, count: int) -> dict[str, Any]:
@@ -231,16 +191,7 @@ def _seed(job: Job, seed: int, number: int, count: int) -> dict[str, Any]:
         job.watch({"event": "kept", "seed": seed, "number": number, "count": count})
         return kept
     job.watch({"event": "start", "seed": seed, "number": number, "count": count})
-    main = job.state.is_main_process
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoint, broken = checkpoints.last_good(folder, job.key(seed)) if main else (None, [])
-    except OSError as error:
-        raise unwritable(folder, error, "finetune") from error
-    job.state.wait_for_everyone()
-    if not main:
-        checkpoint, _ = checkpoints.last_good(folder, job.key(seed))
-    job.state.wait_for_everyone()
+    checkpoint, broken = take_up(folder, job.key(seed), job.state, "finetune")
     return _train(job, seed, folder, checkpoint, broken)
 
 

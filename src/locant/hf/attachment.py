@@ -68,8 +68,7 @@ class Attachment(nn.Module):
         self.watch: Callable[[Seen], None] | None = None  # shown every call of an attention module
         self.longest_trained = 0  # tokens of the longest input in training mode, for the model card
         self.feeds_zeros = False  # the host reads buffers of limited length with its position ids
-        self.register_state_dict_post_hook(_drop_duplicates)
-        self.register_load_state_dict_pre_hook(_fill_duplicates)
+        keep_once(self)
 
     def serve(self, stack: Stack) -> None:
         """From here on, these encodings."""
@@ -153,6 +152,12 @@ def _duplicates(module: nn.Module) -> Iterator[tuple[str, str]]:
         if id(parameter) in first:
             yield name, first[id(parameter)]
         first.setdefault(id(parameter), name)
+
+
+def keep_once(module: nn.Module) -> None:
+    """Parameters that appear under several names lie in the state dict once, and are loaded under all of them."""
+    module.register_state_dict_post_hook(_drop_duplicates)
+    module.register_load_state_dict_pre_hook(_fill_duplicates)
 
 
 def _drop_duplicates(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -37,6 +37,7 @@ def keep(run: Path, model: Any, tokenizer: Any, milestone: Milestone) -> Path:
         model.save_pretrained(fresh)
         tokenizer.save_pretrained(fresh)
         (fresh / FACTS).write_text(json.dumps(asdict(milestone)) + "\n", encoding="utf-8")
+        shutil.rmtree(target, ignore_errors=True)  # of a run that was stopped behind it and does it again
         fresh.rename(target)
     except SafetensorError as error:  # which hides that a disk is full
         raise OSError(str(error)) from error

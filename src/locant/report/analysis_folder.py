@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from locant.analysis import Analysis
-from locant.compare.folder import lock_folder
-from locant.compare.results import write_atomically
 from locant.plots import analysis_figures, save
 from locant.report.analysis_page import render_analysis
 from locant.report.analysis_tables import analysis_tables
+from locant.training.folder import lock_folder, write_atomically
 
 MAIN, BESIDE = "analysis.json", "compared.json"
 MAKER = "locant analyze"

@@ -11,10 +11,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from locant.analysis import Analysis
-from locant.compare.results import write_atomically
 from locant.report.analysis_data import page_data
 from locant.report.analysis_findings import Finding, findings
 from locant.report.figures import color_rules
+from locant.training.folder import write_atomically
 
 HERE = Path(__file__).parent
 STYLES = ("page.css", "analysis.css")

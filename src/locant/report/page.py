@@ -15,12 +15,13 @@ from locant.compare.conclusions import findings
 from locant.compare.objective import objective_of
 from locant.compare.pace import pace, pace_text
 from locant.compare.published import CAUTION, published
-from locant.compare.results import ResultTable, write_atomically
+from locant.compare.results import ResultTable
 from locant.compare.summary import CLEAR, LEANING, LEVEL, Difference, LengthSummary, Row, summarise
 from locant.compare.tables import count_text, length_text, seeds_text, shift_text, spread_text
 from locant.plots import ONE_COLUMN, TWO_COLUMN, loss_by_length, loss_by_shift, loss_by_step, speed_against_quality
 from locant.plots.style import DASHES, Figure, marks
 from locant.report.figures import color_reference, color_rules, inline_svg
+from locant.training.folder import write_atomically
 
 HERE = Path(__file__).parent
 HEADINGS = {

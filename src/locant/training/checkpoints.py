@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from locant.compare.folder import differences
-from locant.compare.results import write_atomically
-from locant.finetune.model import file_digest
+from locant.training.folder import differences, file_digest, write_atomically
 
 PREFIX, LIST = "checkpoint-", "files.json"
 KEPT = 2  # the newest and the one before, should the newest turn out broken
@@ -27,14 +25,14 @@ def seal(folder: Path, step: int, recipe: dict[str, Any]) -> None:
     write_atomically(folder / LIST, json.dumps({"step": step, "recipe": recipe, "files": files}, indent=1) + "\n")
 
 
-def last_good(folder: Path, recipe: dict[str, Any]) -> tuple[Path | None, list[str]]:
+def last_good(folder: Path, recipe: dict[str, Any], command: str) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint of a run, and what is wrong with newer ones, which are deleted.
 
     Raises: ValueError for a checkpoint of another recipe.
     """
     broken = []
     for checkpoint in sorted(_checkpoints(folder), key=_step, reverse=True):
-        wrong = _wrong(checkpoint, recipe)
+        wrong = _wrong(checkpoint, recipe, command)
         if not wrong:
             return checkpoint, broken
         broken.append(f"{checkpoint.name} is not whole ({wrong}) and was left out")
@@ -56,7 +54,7 @@ def _step(checkpoint: Path) -> int:
     return int(checkpoint.name[len(PREFIX) :])
 
 
-def _wrong(checkpoint: Path, recipe: dict[str, Any]) -> str:
+def _wrong(checkpoint: Path, recipe: dict[str, Any], command: str) -> str:
     """What is wrong with a checkpoint; empty where nothing is."""
     try:
         told = json.loads((checkpoint / LIST).read_text(encoding="utf-8"))
@@ -68,7 +66,7 @@ def _wrong(checkpoint: Path, recipe: dict[str, Any]) -> str:
     changed = differences(theirs, recipe)
     if changed:
         raise ValueError(
-            f"finetune: {checkpoint} is of another recipe: {'; '.join(changed[:4])}; give another --out, or set these "
+            f"{command}: {checkpoint} is of another recipe: {'; '.join(changed[:4])}; give another --out, or set these "
             "back"
         )
     for name, (size, digest) in files.items():

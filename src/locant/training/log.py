@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from locant.compare.results import write_atomically
+from locant.training.folder import write_atomically
 
 
 class JsonLines:
@@ -24,6 +24,10 @@ class JsonLines:
     def steps(self) -> list[dict[str, Any]]:
         """The lines of steps; one that was cut off at the end is left out."""
         return [line for line in self._lines() if line.get("event") == "step"]
+
+    def last(self, event: str) -> dict[str, Any]:
+        """The last line of an event, {} where there is none."""
+        return next((line for line in reversed(self._lines()) if line.get("event") == event), {})
 
     def cut(self, step: int) -> None:
         """Take back the steps after ``step``: a run that goes on from there does them again. Raises: OSError."""
