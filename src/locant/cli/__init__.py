@@ -15,6 +15,7 @@ from locant.cli import (
     finetune,
     list_encodings,
     native,
+    plot,
     pretrain,
 )
 
@@ -29,6 +30,7 @@ app = typer.Typer(
 compare.register(app)
 pretrain.register(app)
 finetune.register(app)
+plot.register(app)
 analyze.register(app)
 list_encodings.register(app)
 describe.register(app)

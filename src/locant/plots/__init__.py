@@ -16,6 +16,7 @@ from locant.plots.analysis import (
 )
 from locant.plots.bench import cost_of_attention
 from locant.plots.compare import loss_by_length, loss_by_shift, loss_by_step, speed_against_quality
+from locant.plots.curves import loss_curves
 from locant.plots.style import ONE_COLUMN, TWO_COLUMN, save, to_svg
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "loss_by_length",
     "loss_by_shift",
     "loss_by_step",
+    "loss_curves",
     "patterns_of_heads",
     "probe_by_layer",
     "save",
