@@ -12,6 +12,7 @@ import torch
 import locant
 from locant import graphs
 from locant.graphs.distances import PUBLIC_UNREACHABLE, adjacency_matrix
+from locant.graphs.pairs import MIN_WIDTH
 from locant.terms import PairBias, WeightScale
 
 
@@ -89,12 +90,57 @@ def test_more_eigenvectors_than_nodes_are_refused_and_padding_is_offered():
         (lambda: encoder().fit(torch.zeros(1, 4, 4, 3), torch.ones(1, 4, dtype=torch.bool)), "psi has 3 numbers"),
         (lambda: encoder().fit(torch.zeros(1, 4, 4, 1), torch.zeros(1, 4, dtype=torch.bool)), "none of 0 nodes has a"),
         (lambda: graphs.stack_pairs([]), "0 graphs came"),
+        (lambda: graphs.stack_pairs([torch.zeros(3, 2, 1)]), r"an encoding of shape \(3, 2, 1\) came"),
+        (lambda: graphs.stack_pairs([torch.zeros(0, 0)]), r"an encoding of shape \(0, 0, 1\) came"),
+        (
+            lambda: graphs.stack_pairs([torch.zeros(3, 3, 2), torch.zeros(2, 2)]),
+            r"\(2, 2, 1\) came beside .*\(3, 3, 2\)",
+        ),
+        (lambda: graphs.refine([]), "refine: 0 graphs came"),
+        (lambda: graphs.heat_kernel(nx.cycle_graph(4), (1.0, math.nan)), r"times = \(1\.0, nan\)"),
+        (lambda: graphs.resistance(nx.Graph([(0, 1, {"weight": 1e-17}), (1, 2)])), "no eigenvalue beside 2"),
+        (lambda: graphs.laplacian_eigenvectors(nx.empty_graph(1), 2), "a graph of 1 nodes has 1 to 1"),
         (lambda: graphs.GraphModelConfig(1, 2, num_heads=3), "num_heads=3 does not divide model_dim=16"),
     ],
 )
 def test_values_out_of_range_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_weights_are_conductances_however_small_or_large():
+    for weight in (1e-9, 1.0, 1e12):
+        graph = nx.Graph([(0, 1, {"weight": weight}), (1, 2, {"weight": 2 * weight})])
+        expected = torch.tensor([[0, 1, 1.5], [1, 0, 0.5], [1.5, 0.5, 0]], dtype=torch.float64)
+        torch.testing.assert_close(graphs.resistance(graph) * weight, expected, atol=1e-9, rtol=0)
+        assert torch.equal(graphs.shortest_path(graph), graphs.shortest_path(nx.path_graph(3)))
+    mixed = nx.Graph([(0, 1, {"weight": 1e-6}), (1, 2)])
+    assert graphs.resistance(mixed)[0, 2].item() == pytest.approx(1e6 + 1, rel=1e-8)
+
+
+def test_parallel_edges_add_up_and_a_graph_of_one_node_has_every_encoding():
+    multi = nx.MultiGraph([(0, 1), (0, 1), (1, 2)])
+    assert graphs.resistance(multi)[0].tolist() == pytest.approx([0, 0.5, 1.5])
+    one = nx.empty_graph(1)
+    for name in graphs.PAIRS:
+        assert graphs.pair_encoding(one, name).abs().sum() == 0
+    assert graphs.random_walk(one, 2).tolist() == [[0, 0]] and graphs.heat_kernel(one, (1.0,)).tolist() == [[0]]
+    psi, real = graphs.stack_pairs([graphs.resistance(one)])
+    assert model()(torch.ones(1, 1, 2), psi, real).isfinite().all()
+
+
+def test_as_many_eigenvalues_are_zero_as_there_are_components():
+    for count in (1, 2, 5):
+        values, _ = graphs.spectrum(nx.disjoint_union_all([nx.cycle_graph(7)] * count))
+        assert int((values == 0).sum()) == count
+
+
+def test_pairs_without_a_path_do_not_spread_to_nodes():
+    psi = graphs.pair_encoding(apart(), "resistance")[None]
+    to_nodes = graphs.PairToNode(1, 4, 2).double()
+    with pytest.raises(ValueError, match="24 pairs are not finite"):
+        to_nodes(psi)
+    assert to_nodes(graphs.resistance(apart(), PUBLIC_UNREACHABLE)[None, ..., None]).isfinite().all()
 
 
 def test_nodes_without_edges_never_return():
@@ -154,10 +200,21 @@ def test_an_encoder_starts_in_the_units_of_real_finite_pairs(kernels: int):
         standard = (fitted - fitted.mean(0)) / fitted.std(0, correction=0)
         torch.testing.assert_close(first(fitted), torch.nn.functional.linear(standard, *before), atol=1e-4, rtol=1e-4)
         return
-    assert [torch.equal(a, b) for a, b in zip(before, first.parameters(), strict=True)] == [True, True]
     low, high = fitted.amin(0), fitted.amax(0)
     torch.testing.assert_close(ours.kernels.mean[:, [0, -1]], torch.stack((low, high), 1))
-    torch.testing.assert_close(ours.kernels.width, ((high - low) / 4)[:, None].expand(2, 5))
+    torch.testing.assert_close(ours.kernels.width + MIN_WIDTH, ((high - low) / 4)[:, None].expand(2, 5))
+    peaks = torch.stack([ours.kernels(mean)[[0, 1], index] for index, mean in enumerate(ours.kernels.mean.T)], 1)
+    torch.testing.assert_close(first.weight * peaks.flatten(), before[0])
+
+
+@pytest.mark.parametrize("kernels", [0, 5])
+def test_the_unit_of_an_encoding_does_not_matter_once_fitted(kernels: int):
+    psi, real = graphs.stack_pairs([graphs.resistance(nx.star_graph(4)), graphs.resistance(apart())])
+    first, second = encoder(num_kernels=kernels), encoder(num_kernels=kernels)
+    assert not torch.allclose(first(psi), second(7 * psi), atol=1e-2)
+    first.fit(psi, real)
+    second.fit(7 * psi, real)
+    torch.testing.assert_close(first(psi), second(7 * psi), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kernels", [0, 1, 3])
@@ -244,5 +301,11 @@ def test_a_model_without_its_pairs_says_so():
     features, _, real = batch((4,))
     with pytest.raises(ValueError, match="built for num_encodings=1 but psi is None"):
         model()(features, None, real)
+    features, psi, real = batch((4, 7))
+    with pytest.raises(ValueError, match=r"shape \(2, 6, 2\) came with real nodes \(2, 7\) and pairs \(2, 7, 7, 1\)"):
+        model()(features[:, :6], psi, real)
+    with pytest.raises(ValueError, match=r"pairs \(2, 6, 6, 1\)"):
+        model()(features, psi[:, :6, :6], real)
+    features, _, real = batch((4,))
     plain = graphs.GraphTransformer(graphs.without_positions(graphs.GraphModelConfig(2, 3)))
     assert plain(features, None, real).shape == (1, 3)

@@ -42,6 +42,12 @@ def csl() -> list[nx.Graph]:
     return [nx.circulant_graph(41, [1, skip]) for skip in (2, 3, 4, 5, 6, 9, 11, 12, 13, 16)]
 
 
+def test_resistance_separates_all_skip_graphs_and_paths_all_but_two():
+    assert graphs.classes(csl(), "resistance") == [[i] for i in range(10)]
+    assert graphs.classes(csl(), "shortest_path") == [[0], [1], [2], [3], [4, 9], [5], [6], [7], [8]]
+    assert graphs.classes(csl(), "adjacency") == [list(range(10))]
+
+
 def two_triangles() -> nx.Graph:
     return nx.disjoint_union(nx.cycle_graph(3), nx.cycle_graph(3))
 

@@ -117,7 +117,11 @@ class Ign2To1(nn.Module):
 
 
 class PairToNode(nn.Module):
-    """2-IGN: a 2-to-2 layer, GELU, a 2-to-1 layer. Shapes: [B n n R] -> [B n out]; pairs must be finite."""
+    """2-IGN: a 2-to-2 layer, GELU, a 2-to-1 layer. Shapes: [B n n R] -> [B n out].
+
+    Means are over all n, so graphs of one batch are of one size: padding would count. Raises: ValueError for pairs
+    that are not finite, as those between components.
+    """
 
     def __init__(self, in_dim: int, hidden_dim: int, out_dim: int) -> None:
         super().__init__()
@@ -125,5 +129,9 @@ class PairToNode(nn.Module):
 
     def forward(self, pairs: Float[Tensor, "B n n R"]) -> Float[Tensor, "B n out"]:
         """One vector for each node."""
+        if apart := int((~pairs.isfinite()).sum()):
+            raise ValueError(
+                f"pair to node: {apart} pairs are not finite and would spread to all nodes; encode with unreachable=512"
+            )
         hidden = nn.functional.gelu(self.first(pairs.permute(0, 3, 1, 2)))
         return self.second(hidden).transpose(1, 2)

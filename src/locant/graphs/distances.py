@@ -23,7 +23,6 @@ from torch import Tensor
 
 UNREACHABLE = math.inf
 PUBLIC_UNREACHABLE = 512.0
-ZERO = 1e-8  # eigenvalues of L below this count as 0: one for each component
 
 
 def adjacency_matrix(graph: Any) -> np.ndarray:
@@ -67,9 +66,21 @@ def laplacian(graph: Any) -> Float[Tensor, "n n"]:
 
 
 def spectrum(graph: Any) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"]]:
-    """Eigenvalues of L from small to large, and eigenvectors as columns (up to sign, and rotation of equal ones)."""
+    """Eigenvalues of L from small to large, and eigenvectors as columns (up to sign, and rotation of equal ones).
+
+    As many of them are 0, exactly, as there are components. Raises: ValueError where weights lie so far apart that
+    float64 cannot tell others from 0.
+    """
     values, vectors = torch.linalg.eigh(laplacian(graph))
-    return values.clamp(min=0), vectors
+    zeros = int(components(graph).max()) + 1
+    values[:zeros] = 0
+    noise = len(values) * torch.finfo(values.dtype).eps * float(values[-1])
+    if (values[zeros:].abs() <= noise).any():
+        raise ValueError(
+            f"graphs: {float(values[zeros]):.1e} is no eigenvalue beside {float(values[-1]):.1e} in float64; weights "
+            "lie too far apart, give others"
+        )
+    return values, vectors
 
 
 def components(graph: Any) -> Int[Tensor, " n"]:
@@ -92,7 +103,7 @@ def spectral(graph: Any, function: Callable[[Tensor], Tensor]) -> Float[Tensor, 
 
 def pseudoinverse(graph: Any) -> Float[Tensor, "n n"]:
     """L+; 0 between components."""
-    return spectral(graph, lambda w: torch.where(w > ZERO, 1 / w.clamp(min=ZERO), torch.zeros_like(w)))
+    return spectral(graph, lambda w: torch.where(w > 0, 1 / w, 0.0))
 
 
 def squared_distance(kernel: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

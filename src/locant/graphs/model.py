@@ -112,12 +112,21 @@ class GraphTransformer(nn.Module):
         return x
 
     def forward(
-        self, features: Float[Tensor, "B n F"], psi: Float[Tensor, "B n n R"] | None, real: Bool[Tensor, "B n"]
+        self, features: Float[Tensor, "B n F"], psi: Float[Tensor, "..."] | None, real: Bool[Tensor, "..."]
     ) -> Float[Tensor, "B out"]:
-        """A vector for each graph. Raises: ValueError where a pair encoding is missing."""
+        """A vector for each graph, of psi [B n n R] and real [B n].
+
+        Raises: ValueError where a pair encoding is missing, or nodes differ in number.
+        """
         if psi is None and self.bias is not None:
             raise ValueError(
                 f"graph model: built for num_encodings={self.config.num_encodings} but psi is None; give it"
+            )
+        batch, n, _ = features.shape
+        if real.shape != (batch, n) or (psi is not None and psi.shape[:3] != (batch, n, n)):
+            raise ValueError(
+                f"graph model: features of shape {tuple(features.shape)} came with real nodes {tuple(real.shape)} and "
+                f"pairs {None if psi is None else tuple(psi.shape)}; give [B n F], [B n] and [B n n R]"
             )
         x = self.nodes(features, psi, real)
         weight = real[..., None].to(x.dtype)

@@ -7,13 +7,14 @@ eigenvector. Return probabilities and heat kernels do not change then, `SignInva
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from locant.graphs.distances import ZERO, adjacency, spectrum
+from locant.graphs.distances import adjacency, spectrum
 
 
 def laplacian_eigenvectors(graph: Any, count: int) -> tuple[Float[Tensor, " k"], Float[Tensor, "n k"]]:
@@ -39,7 +40,7 @@ def random_walk(graph: Any, steps: int) -> Float[Tensor, "n S"]:
         raise ValueError(f"random walk: steps = {steps}, needed at least 1")
     matrix = adjacency(graph)
     degree = matrix.sum(1, keepdim=True)
-    walk, found = torch.where(degree > 0, matrix / degree.clamp(min=ZERO), torch.zeros_like(matrix)), []
+    walk, found = torch.where(degree > 0, matrix / degree, 0.0), []
     reached = torch.eye(len(matrix), dtype=matrix.dtype)
     for _ in range(steps):
         reached = reached @ walk
@@ -52,10 +53,10 @@ def heat_kernel(graph: Any, times: tuple[float, ...]) -> Float[Tensor, "n T"]:
 
     Raises: ValueError without times, or for one below 0.
     """
-    if not times or min(times) < 0:
+    if not times or not all(0 <= t < math.inf for t in times):
         raise ValueError(f"heat kernel: times = {times}, needed one or more numbers of 0 or above")
     values, vectors = spectrum(graph)
-    moving = (values > ZERO).to(values.dtype)
+    moving = (values > 0).to(values.dtype)
     return torch.stack([(vectors**2 * (moving * torch.exp(-t * values))).sum(1) for t in times], 1)
 
 

@@ -40,7 +40,7 @@ class GaussianKernels(nn.Module):
         grid = torch.linspace(0, 1, steps, dtype=low.dtype, device=low.device)
         with torch.no_grad():
             self.mean.copy_(low[:, None] + (high - low)[:, None] * grid)
-            self.width.copy_((high - low)[:, None].expand_as(self.width) / max(steps - 1, 1))
+            self.width.copy_(((high - low)[:, None] / max(steps - 1, 1) - MIN_WIDTH).clamp(min=0).expand_as(self.width))
 
 
 class PairEncoder(nn.Module):
@@ -69,8 +69,10 @@ class PairEncoder(nn.Module):
         self.unreachable = None if compat_black2024 else nn.Parameter(torch.zeros(num_heads))
 
     def fit(self, psi: Float[Tensor, "B n n R"], real: Bool[Tensor, "B n"]) -> None:
-        """Start in the units of an encoding, before training: kernels spread over its range; without kernels, a first
-        layer that sees its numbers with mean 0 and deviation 1. Give training graphs alone.
+        """Start in the units of an encoding, before training; give training graphs alone.
+
+        Kernels are spread over its range, and the first layer sees them with a peak of 1; without kernels it sees the
+        numbers with mean 0 and deviation 1.
 
         Raises: ValueError for psi of another number, or without a finite pair.
         """
@@ -79,16 +81,17 @@ class PairEncoder(nn.Module):
         pairs = pairs[pairs.isfinite().all(-1)]
         if not len(pairs):
             raise ValueError(f"pair encoder: none of {int(real.sum())} nodes has a finite pair; give other graphs")
-        if self.kernels is not None:
-            low, high = pairs.amin(0), pairs.amax(0)
-            return self.kernels.spread(low, torch.where(high > low, high, low + 1))
-        deviation = pairs.std(0, correction=0)
-        scale = torch.where(deviation > 0, deviation, 1.0)
         first = self.inner[0]
         assert isinstance(first, nn.Linear)
         with torch.no_grad():
-            first.weight /= scale
-            first.bias -= first.weight @ pairs.mean(0)
+            if self.kernels is not None:
+                low, high = pairs.amin(0), pairs.amax(0)
+                self.kernels.spread(low, torch.where(high > low, high, low + 1))
+                first.weight *= ((self.kernels.width + MIN_WIDTH) * (2 * torch.pi) ** 0.5).flatten()
+            else:
+                deviation = pairs.std(0, correction=0)
+                first.weight /= torch.where(deviation > 0, deviation, 1.0)
+                first.bias -= first.weight @ pairs.mean(0)
 
     def _check(self, psi: Tensor) -> None:
         if psi.shape[-1] != self.num_encodings:
@@ -176,12 +179,19 @@ class GraphBias(Encoding):
 def stack_pairs(
     pairs: list[Float[Tensor, "..."]], dtype: torch.dtype = torch.float32
 ) -> tuple[Float[Tensor, "B n n R"], Bool[Tensor, "B n"]]:
-    """Pair encodings [n n R] of several graphs as one batch, padded with 0, and which nodes are real.
+    """Pair encodings, [n n R] or [n n], of several graphs as one batch, padded with 0, and which nodes are real.
 
-    Raises: ValueError without graphs.
+    Raises: ValueError without graphs, for pairs that are not square, and for different R.
     """
     if not pairs:
         raise ValueError(f"stack_pairs: {len(pairs)} graphs came, needed at least 1")
+    pairs = [p[..., None] if p.dim() == 2 else p for p in pairs]
+    for p in pairs:
+        if p.dim() != 3 or not len(p) or p.shape != (len(p), len(p), pairs[0].shape[-1]):
+            raise ValueError(
+                f"stack_pairs: an encoding of shape {tuple(p.shape)} came beside one of {tuple(pairs[0].shape)}; give "
+                "[n n R] with n of 1 or more and the same R for all"
+            )
     n = max(len(p) for p in pairs)
     batch = torch.zeros(len(pairs), n, n, pairs[0].shape[-1], dtype=dtype)
     real = torch.zeros(len(pairs), n, dtype=torch.bool)

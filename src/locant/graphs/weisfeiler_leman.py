@@ -51,8 +51,10 @@ def refine(
     """Histograms of the stable colors of several graphs, refined together so that they can be compared.
 
     ``pairs``: psi of each graph, [n n] or [n n R]. ``colors``: labels of the nodes to begin with (default: all equal).
-    Raises: ValueError where labels and nodes differ in number.
+    Raises: ValueError without graphs, and where labels and nodes differ in number.
     """
+    if not pairs:
+        raise ValueError(f"refine: {len(pairs)} graphs came, needed at least 1")
     levels = _levels(pairs, gap)
     sizes = [len(p) for p in pairs]
     begin = colors if colors is not None else [[0] * n for n in sizes]
