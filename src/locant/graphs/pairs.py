@@ -91,7 +91,7 @@ class PairEncoder(nn.Module):
             else:
                 deviation = pairs.std(0, correction=0)
                 first.weight /= torch.where(deviation > 0, deviation, 1.0)
-                first.bias -= first.weight @ pairs.mean(0)
+                first.bias.sub_(first.weight @ pairs.mean(0))
 
     def _check(self, psi: Tensor) -> None:
         if psi.shape[-1] != self.num_encodings:
