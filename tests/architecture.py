@@ -35,7 +35,7 @@ DIRECT: dict[str, tuple[str, ...]] = {
     "pretrain": ("compare",),
     "bench": ("compare",),
     "plots": ("compare", "bench"),
-    "report": ("plots",),
+    "report": ("plots", "finetune", "pretrain"),
     "cli": ("report", "testing", "finetune", "pretrain"),
     "__main__": ("cli",),
 }

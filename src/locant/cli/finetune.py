@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -86,6 +87,8 @@ def finetune(
         from locant.finetune.results import read_outcome, to_text
         from locant.finetune.run import finetune as run
         from locant.finetune.settings import ModelChoice
+        from locant.report.finetune_page import write_finetune_page
+        from locant.training.folder import unwritable
 
         chosen = build(settings_kind(task), _table(settings))
         choice = ModelChoice(model, tokenizer, attach, init, keep_absolute, _table(option))
@@ -94,7 +97,7 @@ def finetune(
         folder = out or Path("runs") / name
         first = os.environ.get("RANK", "0") == "0"
         try:
-            with SeedWatcher() as watcher:
+            with SeedWatcher() as watcher, contextlib.redirect_stdout(sys.stderr):  # trackers print
                 outcome = run(
                     task,
                     choice,
@@ -112,6 +115,11 @@ def finetune(
             raise typer.Exit(INTERRUPTED) from None
         if first:
             print(outcome.to_json() if as_json else to_text(outcome, others), end="", flush=True)
+            try:
+                page = write_finetune_page(outcome, folder, others)
+            except OSError as error:
+                raise unwritable(folder, error, "finetune") from error
+            print(f"report: {page.resolve()}", file=sys.stderr)
         if any(result.reason for result in outcome.runs):
             raise typer.Exit(FAILED)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -57,12 +58,14 @@ def pretrain(
         from locant.pretrain.recipe import load_recipe
         from locant.pretrain.run import pretrain as run
         from locant.pretrain.run import to_text
+        from locant.report.pretrain_page import write_pretrain_page
+        from locant.training.folder import unwritable
 
         chosen = load_recipe(recipe, overrides or ())
         folder = out or Path("runs") / chosen.name
         first = os.environ.get("RANK", "0") == "0"
         try:
-            with PretrainWatcher() as watcher:
+            with PretrainWatcher() as watcher, contextlib.redirect_stdout(sys.stderr):  # trackers print
                 found = run(
                     chosen,
                     folder,
@@ -77,5 +80,10 @@ def pretrain(
             raise typer.Exit(INTERRUPTED) from None
         if first:
             print(json.dumps(dataclasses.asdict(found), indent=1) if as_json else to_text(found, folder), flush=True)
+            try:
+                page = write_pretrain_page(found, folder)
+            except OSError as error:
+                raise unwritable(folder, error, "pretrain") from error
+            print(f"report: {page.resolve()}", file=sys.stderr)
         if found.reason:
             raise typer.Exit(FAILED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,23 +122,38 @@ def read_outcome(folder: Path) -> Outcome:
 
 def to_text(outcome: Outcome, others: tuple[Outcome, ...] = ()) -> str:
     """Scores with mean, deviation and all values; the majority line; differences, and the seeds they take."""
-    scale = 1.0 if outcome.task == "squad" else 100.0
+    scale = scale_of(outcome.task)
     done = [run for run in outcome.runs if run.reason is None]
     head = f"{outcome.task}: {outcome.label}, {len(done)} of {len(outcome.runs)} seeds, {_counts(outcome.examples)}"
     lines = [head, ""]
     rows = []
     for (dev, score), found in outcome.spreads().items():
-        values = ", ".join(_value(run.scores[dev][score], scale) for run in done)
+        values = ", ".join(value_text(run.scores[dev][score], scale) for run in done)
         level = outcome.baseline.get(dev, {}).get(score)
-        rows.append((dev, score, spread_text(found, 2, scale), _value(level, scale), values))
+        rows.append((dev, score, spread_text(found, 2, scale), value_text(level, scale), values))
     lines += align(("dev set", "score", "mean ± deviation", "majority", "each seed"), rows, 2) if rows else []
-    compared = [("the majority class", outcome.against_baseline())] if outcome.against_baseline() else []
-    compared += [(other.label, outcome.against(other)) for other in others]
-    for name, gaps in compared:
-        lines += ["", *(f"{dev} {score} against {name}: {_gap(found, scale)}" for (dev, score), found in gaps.items())]
+    apart = differences_text(outcome, others)
+    lines += ["", *apart] if apart else []
     lines += ["", *(f"seed {run.seed}: {run.reason}" for run in outcome.runs if run.reason)]
     lines += [f"note: {notice}" for notice in outcome.notices]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def scale_of(task: str) -> float:
+    """What scores are multiplied by to be shown in percent: those of SQuAD are percent."""
+    return 1.0 if task == "squad" else 100.0
+
+
+def differences_text(outcome: Outcome, others: Sequence[Outcome] = ()) -> list[str]:
+    """A line for each score against the majority class, and against each other outcome."""
+    compared = [("the majority class", outcome.against_baseline())] if outcome.against_baseline() else []
+    compared += [(other.label, outcome.against(other)) for other in others]
+    scale = scale_of(outcome.task)
+    return [
+        f"{dev} {score} against {name}: {_gap(found, scale)}"
+        for name, gaps in compared
+        for (dev, score), found in gaps.items()
+    ]
 
 
 def _gap(found: Gap | None, scale: float) -> str:
@@ -154,7 +170,8 @@ def _gap(found: Gap | None, scale: float) -> str:
     )
 
 
-def _value(value: float | None, scale: float) -> str:
+def value_text(value: float | None, scale: float) -> str:
+    """A score with two digits; ABSENT where it is undefined."""
     return ABSENT if value is None else f"{scale * value:.2f}"
 
 

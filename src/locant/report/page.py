@@ -65,38 +65,46 @@ def write_report(table: ResultTable, path: str | Path) -> Path:
 
 def render(table: ResultTable) -> str:
     """The page as HTML text."""
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     rows = summarise(table)
     found = findings(table)
-    return environment.get_template("page.html.jinja").render(
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
-        light=Markup(color_rules(dark=False)),
-        dark=Markup(color_rules(dark=True)),
-        name=str(table.recipe.get("name") or table.recipe.get("title") or ""),
-        date=str(table.environment.get("date") or ""),
-        overview=_overview(table),
-        lead=found[0].text,
-        groups=[
-            (heading, [one.text for one in found[1:] if one.subject == subject])
-            for subject, heading in HEADINGS.items()
-        ],
-        limits=[one.text for one in found if one.subject == "limit"],
-        baseline=table.baseline,
-        quality_head=_quality_head(table, rows),
-        quality=[_line(table, row, _quality_cells(table, rows, row)) for row in rows],
-        cost=[_line(table, row, _cost_cells(rows, row)) for row in rows],
-        figures=_figures(table, rows),
-        published=published(table),
-        caution=CAUTION,
-        setting=_flat({key: value for key, value in table.recipe.items() if key != "published"}),
-        environment=_flat(table.environment),
-        seeds=", ".join(map(str, table.seeds)) or "none",
-        runs=table.runs,
-        trained_length=table.trained_length,
-        run_loss={(run.encoding, run.seed): _run_loss(table, run.lengths) for run in table.runs},
+    return (
+        templates()
+        .get_template("page.html.jinja")
+        .render(
+            style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+            script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
+            light=Markup(color_rules(dark=False)),
+            dark=Markup(color_rules(dark=True)),
+            name=str(table.recipe.get("name") or table.recipe.get("title") or ""),
+            date=str(table.environment.get("date") or ""),
+            overview=_overview(table),
+            lead=found[0].text,
+            groups=[
+                (heading, [one.text for one in found[1:] if one.subject == subject])
+                for subject, heading in HEADINGS.items()
+            ],
+            limits=[one.text for one in found if one.subject == "limit"],
+            baseline=table.baseline,
+            quality_head=_quality_head(table, rows),
+            quality=[_line(table, row, _quality_cells(table, rows, row)) for row in rows],
+            cost=[_line(table, row, _cost_cells(rows, row)) for row in rows],
+            figures=_figures(table, rows),
+            published=published(table),
+            caution=CAUTION,
+            setting=flat({key: value for key, value in table.recipe.items() if key != "published"}),
+            environment=flat(table.environment),
+            seeds=", ".join(map(str, table.seeds)) or "none",
+            runs=table.runs,
+            trained_length=table.trained_length,
+            run_loss={(run.encoding, run.seed): _run_loss(table, run.lengths) for run in table.runs},
+        )
+    )
+
+
+def templates() -> Environment:
+    """The templates beside this code; what is put into them is escaped."""
+    return Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
 
 
@@ -238,12 +246,12 @@ def _run_loss(table: ResultTable, lengths: Sequence[Any]) -> str:
     return "–" if loss is None else f"{loss:.4f}"
 
 
-def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
+def flat(value: Any, name: str = "") -> list[tuple[str, str]]:
     """Nested settings as (dotted name, text) lines."""
     if isinstance(value, dict) and value:
-        return [line for key, item in value.items() for line in _flat(item, f"{name}.{key}" if name else str(key))]
+        return [line for key, item in value.items() for line in flat(item, f"{name}.{key}" if name else str(key))]
     if isinstance(value, (list, tuple)) and any(isinstance(item, dict) for item in value):
-        return [line for index, item in enumerate(value) for line in _flat(item, f"{name}[{index}]")]
+        return [line for index, item in enumerate(value) for line in flat(item, f"{name}[{index}]")]
     if isinstance(value, (list, tuple)):
         return [(name, ", ".join(map(str, value)) or "none")]
     if value is None or value == {}:
