@@ -13,6 +13,7 @@ from torch import Tensor
 
 import locant
 from locant import graphs
+from locant.graphs import distances, nodes
 from locant.graphs.convert import Ign2To2
 from locant.terms import Distance, Operands, PairBias, RelativeBias
 
@@ -127,6 +128,33 @@ def test_stable_encoding_is_unchanged_by_the_choice_of_eigenvectors():
     torch.manual_seed(1)
     encoding = graphs.StableEncoding(7, 3).double()
     torch.testing.assert_close(encoding(values, other), encoding(values, vectors), **TOLERANCE)
+
+
+SPECTRAL = ("resistance", "diffusion", "pseudoinverse", "pseudoinverse_powers")
+
+
+def test_encodings_are_unchanged_by_the_choice_of_eigenvectors(monkeypatch: pytest.MonkeyPatch):
+    graph = nx.cycle_graph(8)
+
+    def encode() -> list[Tensor]:
+        return [graphs.pair_encoding(graph, name) for name in SPECTRAL] + [graphs.heat_kernel(graph, (0.5, 2.0))]
+
+    before, chosen = encode(), graphs.spectrum(graph)
+    other = turned(*chosen)
+    assert (other - chosen[1]).abs().max() > 0.1  # raw eigenvectors do change
+    for module in (distances, nodes):
+        monkeypatch.setattr(module, "spectrum", lambda _: (chosen[0], other))
+    for one, now in zip(before, encode(), strict=True):
+        torch.testing.assert_close(now, one, **TOLERANCE)
+
+
+def test_networks_on_eigenvectors_move_with_the_nodes():
+    values, vectors = graphs.spectrum(random_graph(5))
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(2)
+    stable, sign = graphs.StableEncoding(5, 3).double(), graphs.SignInvariant(5, 3).double()
+    torch.testing.assert_close(stable(values, vectors[order]), stable(values, vectors)[order][:, order], **TOLERANCE)
+    torch.testing.assert_close(sign(vectors[order]), sign(vectors)[order], **TOLERANCE)
 
 
 def test_sign_invariant_features_ignore_the_sign_and_nothing_else():
