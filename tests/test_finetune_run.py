@@ -576,27 +576,3 @@ def test_kill_9_at_a_moment_changes_no_number(
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert_same_run(whole, tmp_path / "out")
-
-
-@pytest.mark.slow
-def test_two_processes_share_the_work_and_agree_with_one(model: Path, rte: Path, tmp_path: Path) -> None:
-    still = save_model(tmp_path / "still", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    settings = [f"{key}={value}" for key, value in SIZES.items()]
-    command = ["locant.cli", "finetune", "glue/rte", str(still), "--data", str(rte), "--seeds", "1", *settings]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for processes in ("1", "2"):
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes, "-m"]
-        done = subprocess.run(
-            [sys.executable, *launch, *command, "--out", str(tmp_path / processes)],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.count("glue/rte: as saved") == 1
-    one, two = (losses(tmp_path / processes) for processes in ("1", "2"))
-    assert [(step, tokens) for step, _, tokens in one] == [(step, tokens) for step, _, tokens in two]
-    assert [loss for _, loss, _ in two] == pytest.approx([loss for _, loss, _ in one], abs=1e-4)
-    names = [(tmp_path / processes / "runs" / "seed1" / "predictions.json").read_text() for processes in ("1", "2")]
-    assert names[0] == names[1]
