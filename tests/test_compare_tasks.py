@@ -214,11 +214,11 @@ def test_the_loss_is_on_targets_alone_and_the_end_is_predicted():
         Pairs.join([((), (7,))], end_id=1)
 
 
-def test_every_token_of_a_window_but_the_first_is_predicted():
+def test_every_token_of_a_window_is_predicted_but_those_that_frame_it():
     import numpy as np
 
-    batch = WindowCollate()([{"input_ids": np.array([4, 5, 6]), "example_id": 3}])
-    assert batch["labels"].tolist() == [[IGNORED, 5, 6]] and batch["example_ids"].tolist() == [3]
+    batch = WindowCollate()([{"input_ids": np.array([4, 5, 6, 7]), "example_id": 3}])
+    assert batch["labels"].tolist() == [[IGNORED, 5, 6, IGNORED]] and batch["example_ids"].tolist() == [3]
 
 
 @pytest.mark.parametrize("encoding", ["none", "absolute", "sinusoidal", "t5", "alibi", "rope"])

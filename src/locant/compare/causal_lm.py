@@ -35,6 +35,6 @@ class CausalTrial(WindowTrial):
 
 
 class CausalLM(TextTask):
-    """Next tokens; the first token of a window is predicted by none. Masks mean nothing here."""
+    """Next tokens; [CLS] and the [SEP] that closes a window are predicted by none. Masks mean nothing here."""
 
     name, unused, trial = "causal_lm", ("problems", "pairs", "masking"), CausalTrial

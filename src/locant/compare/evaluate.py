@@ -125,7 +125,7 @@ class Validation:
 
 
 class CausalValidation(Validation):
-    """The same windows, with every token but the first predicted from those before it."""
+    """The same windows, with every token of the text predicted from those before it."""
 
     def __init__(self, stream: TokenStream, tokenizer: PreTrainedTokenizerFast, settings: EvaluateSettings) -> None:
         from locant.training.causal import WindowCollate

@@ -75,7 +75,11 @@ class PairCollate:
 
 
 class WindowCollate:
-    """Windows of equal length -> input_ids and labels [B, n]: every token but the first is predicted."""
+    """Windows of equal length -> input_ids and labels [B, n]: every token but the first and last is predicted.
+
+    The [SEP] that closes a window says where the window was cut, not what the text is: a model that is taught it learns
+    to count to the trained length and to end there, in longer windows, too.
+    """
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Collates a batch."""
@@ -84,7 +88,7 @@ class WindowCollate:
 
         ids = torch.as_tensor(np.stack([example["input_ids"] for example in examples]).astype("int64"))
         labels = ids.clone()
-        labels[:, 0] = IGNORED
+        labels[:, [0, -1]] = IGNORED
         return {"input_ids": ids, "labels": labels, "example_ids": torch.tensor([e["example_id"] for e in examples])}
 
 
