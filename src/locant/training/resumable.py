@@ -244,6 +244,8 @@ def resumable_trainer(
         seed=derived_seed(kind.command, seed) % 2**32,
         use_cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
         report_to=list(report_to),
+        project="locant",  # these two name the run in trackers that know names
+        run_name="/".join(folder.parts[-3:]),
         save_strategy="steps",
         save_steps=settings.save_every or max(1, math.ceil(steps / 5)),
         logging_strategy="no",
