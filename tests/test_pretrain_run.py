@@ -307,3 +307,27 @@ def test_a_run_tells_what_it_found(whole: Path) -> None:
     assert body["parameters"]["encoding"]["model"] == sum(
         value.numel() for name, value in weights(whole).items() if ".locant." in name
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bert", "electra", "gpt2"])
+def test_two_processes_share_the_work_and_agree_with_one(family: str, text: Path, tmp_path: Path) -> None:
+    own = OBJECTIVES[family]
+    still = {**own, "host": {**own.get("host", {}), "dropout": 0.0}, "text": {"pack": False}}
+    file = tmp_path / "words.toml"
+    file.write_text("\n".join(f"{key} = {_toml(value)}" for key, value in table(text, **still).items()))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for processes in ("1", "2"):
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes, "-m", "locant.cli"]
+        command = [sys.executable, *launch, "pretrain", str(file), "--out", str(tmp_path / processes)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.count("training loss") == 1
+    one, two = (lines(tmp_path / processes, "step", "validation") for processes in ("1", "2"))
+    assert [line["tokens"] for line in one] == [line["tokens"] for line in two]
+    for first, second in zip(one, two, strict=True):
+        assert {k: v for k, v in second.items() if k != "event"} == pytest.approx(
+            {k: v for k, v in first.items() if k != "event"}, rel=1e-4
+        )
+    pairs = ((weights(tmp_path / "1")[name], value) for name, value in weights(tmp_path / "2").items())
+    assert max(float((first - second).abs().max()) for first, second in pairs) < 2e-3

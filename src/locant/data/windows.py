@@ -98,14 +98,17 @@ def encode(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, *,
     if (cached := load_cached(name)) is not None:
         arrays = np.load(io.BytesIO(cached))
         return TokenStream(arrays["tokens"], arrays["starts"])
-    stream = _encoded(documents, tokenizer, progress)
+    stream = tokenize(documents, tokenizer, progress=progress)
     buffer = io.BytesIO()
     np.savez(buffer, tokens=stream.tokens, starts=stream.starts)
     store_cached(name, buffer.getvalue())
     return stream
 
 
-def _encoded(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, progress: bool) -> TokenStream:
+def tokenize(
+    documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, *, progress: bool = True
+) -> TokenStream:
+    """The same without the cache."""
     backend = tokenizer.backend_tokenizer
     dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.int32
     counts = np.zeros(len(documents), dtype=np.int64)

@@ -29,15 +29,29 @@ class PretrainText(TextSource):
     isolate_documents: bool = False  # packed documents do not see each other, and positions restart in each
     validation_fraction: float = 0.05  # share of the documents that is held out
     split_seed: int = 0
+    streaming: bool = False  # read as it is needed, through `datasets`, and not whole beforehand
+    shuffle: int = 1024  # streamed windows that are put in another order at a time; 1: the order of the text
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.shuffle < 1:
+            raise ValueError(f"shuffle = {self.shuffle}, needed at least 1, which keeps the order of the text")
+        self._check_streaming()
         if self.isolate_documents and not self.pack:
             raise ValueError(
                 "isolate_documents = true has no meaning with pack = false, where a window is of one document; drop it"
             )
         if not 0 < self.validation_fraction < 1:
             raise ValueError(f"validation_fraction = {self.validation_fraction}, needed a number between 0 and 1")
+
+    def _check_streaming(self) -> None:
+        if self.streaming and self.text == "docs":
+            raise ValueError("streaming = true came with the built-in text 'docs', needed files or 'hf:NAME'; drop it")
+        idle = ("limit_mb", "validation_fraction", "split_seed") if self.streaming else ("shuffle",)
+        for name in idle:
+            if getattr(self, name) != getattr(type(self), name):
+                given = str(self.streaming).lower()
+                raise ValueError(f"{name} = {getattr(self, name)!r} has no meaning with streaming = {given}; drop it")
 
 
 @dataclass(frozen=True)
@@ -113,6 +127,11 @@ class PretrainRecipe:
             changed = next(key for key, value in vars(self.masking).items() if value != getattr(MaskingConfig, key))
             raise ValueError(
                 f"masking.{changed} = {getattr(self.masking, changed)!r} has no meaning for objective 'causal'; drop it"
+            )
+        if self.text.streaming and self.tokenizer.path is None:
+            raise ValueError(
+                "text.streaming = true came without tokenizer.path, needed a tokenizer that is there already, since "
+                "text is read as it is needed; give tokenizer.path"
             )
         for stage in self.stages:
             if stage.batch_size % self.train.accumulate:

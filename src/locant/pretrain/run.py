@@ -138,7 +138,7 @@ def _prepare(recipe: PretrainRecipe, out: Path, report_to: tuple[str, ...], watc
 def _train(job: Job, command: str) -> Pretrained:
     checkpoint, broken = take_up(job.out, job.key, job.state, COMMAND)
     log = JsonLines(job.out / "log.jsonl", writes=job.state.is_main_process)
-    log.cut(int(checkpoint.name[len(checkpoints.PREFIX) :]) if checkpoint else 0)
+    log.cut(checkpoints.checkpoint_step(checkpoint) if checkpoint else 0)
     job.state.wait_for_everyone()
     for words in broken:
         job.watch({"event": "notice", "words": words})
@@ -152,6 +152,8 @@ def _train(job: Job, command: str) -> Pretrained:
     try:
         if checkpoint is None and 0 in job.recipe.milestones:
             trainer.keep(0, trainer.validate()["loss"])
+        if checkpoint is not None and checkpoints.checkpoint_step(checkpoint) < job.recipe.steps:
+            trainer.train_dataset.restore_place(checkpoint)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except DivergedError as error:
         reason = str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from tokenizers import Tokenizer
@@ -16,13 +17,18 @@ from locant.data import (
     ScheduledDataset,
     TokenStream,
     Windows,
+    build_tokenizer,
     load_corpus,
     make_pieces,
     make_windows,
 )
 from locant.data.tokenizer import special_id
 from locant.pretrain.recipe import PretrainRecipe, PretrainText, Stage
+from locant.pretrain.stream import Source, WindowStream
+from locant.training.checkpoints import checkpoint_step
 from locant.training.mlm import derived_seed
+
+STREAM = "stream.json"  # in a checkpoint: where a streamed text goes on
 
 
 @runtime_checkable
@@ -45,7 +51,12 @@ class Text:
 
 
 def read(recipe: PretrainRecipe, *, progress: bool) -> Text:
-    """Reads, splits and tokenizes a text. Raises: FileNotFoundError; ValueError for text that is missing or short."""
+    """Reads, splits and tokenizes a text, or opens it as a stream.
+
+    Raises: FileNotFoundError; ValueError for text that is missing or short.
+    """
+    if recipe.text.streaming:
+        return _streamed(recipe)
     corpus = load_corpus(
         recipe.text,
         recipe.tokenizer,
@@ -68,6 +79,25 @@ def read(recipe: PretrainRecipe, *, progress: bool) -> Text:
         "tokenizer_sha256": tokenizer_digest(tokenizer),
     }
     return Text(tokenizer, stages, held_out(corpus.validation, tokenizer, recipe), facts)
+
+
+def _streamed(recipe: PretrainRecipe) -> Text:
+    """A text that is read as it is needed; its first documents are held out, until they are enough to validate on."""
+    tokenizer = build_tokenizer(recipe.tokenizer, ())
+    source = Source(recipe.text)
+    validation, first = source.head(tokenizer, recipe.train.validation_tokens)
+    stages = tuple(
+        WindowStream(source, first, tokenizer, stage.length, stage_seed(recipe.seed, index))
+        for index, stage in enumerate(recipe.stages)
+    )
+    facts = {
+        "held_out_documents": first,
+        "validation_tokens": len(validation),
+        "vocabulary": len(tokenizer),
+        "sha256": source.digest(),
+        "tokenizer_sha256": tokenizer_digest(tokenizer),
+    }
+    return Text(tokenizer, stages, held_out(validation, tokenizer, recipe), facts)
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
@@ -100,7 +130,8 @@ def held_out(stream: TokenStream, tokenizer: PreTrainedTokenizerFast, recipe: Pr
         windows = windows_of(stream, recipe.length, tokenizer, recipe.text, "validation text")
     except ValueError as error:
         raise ValueError(
-            f"{error}, or a larger text.validation_fraction (now {recipe.text.validation_fraction:g})"
+            f"{error}, or a larger text.validation_fraction (now {recipe.text.validation_fraction:g}; of a stream: "
+            f"train.validation_tokens, now {recipe.train.validation_tokens})"
         ) from error
     count = max(1, recipe.train.validation_tokens // recipe.length)
     documents = None if windows.documents is None else windows.documents[:count]
@@ -126,6 +157,21 @@ class MicroBatches(Dataset[tuple[int, list[dict[str, Any]]]]):
         share = self.stages[number].batch_size // self.parts
         first = step * self.stages[number].batch_size + part * share
         return number, [trimmed(self.examples[number][first + at], self.pad) for at in range(share)]
+
+    def save_place(self, checkpoint: Path, step: int) -> None:
+        """Keeps where a stream goes on after a step. Raises: OSError."""
+        if step < self.steps:
+            number, within = stage_at(self.stages, step)
+            stream = self.examples[number]
+            if isinstance(stream, WindowStream):
+                stream.save(checkpoint / STREAM, within * self.stages[number].batch_size)
+
+    def restore_place(self, checkpoint: Path) -> None:
+        """Goes to where a checkpoint left the stream, without reading all of it again."""
+        number, _ = stage_at(self.stages, checkpoint_step(checkpoint))
+        stream = self.examples[number]
+        if isinstance(stream, WindowStream):
+            stream.restore(checkpoint / STREAM)
 
 
 def stage_at(stages: Sequence[Stage], step: int) -> tuple[int, int]:

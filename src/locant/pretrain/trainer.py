@@ -152,6 +152,8 @@ class PretrainTrainer(ResumableTrainer):
             os.makedirs(str(output_dir), exist_ok=True)
             state = {name: value.contiguous() for name, value in (state_dict or self.objective.state_dict()).items()}
             safetensors.torch.save_file(state, Path(str(output_dir)) / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+            batches: Any = self.train_dataset
+            batches.save_place(Path(str(output_dir)), self.state.global_step)
 
 
 def next_batch(collators: Sequence[Collate]) -> Any:

@@ -31,7 +31,7 @@ def last_good(folder: Path, recipe: dict[str, Any], command: str) -> tuple[Path 
     Raises: ValueError for a checkpoint of another recipe.
     """
     broken = []
-    for checkpoint in sorted(_checkpoints(folder), key=_step, reverse=True):
+    for checkpoint in sorted(_checkpoints(folder), key=checkpoint_step, reverse=True):
         wrong = _wrong(checkpoint, recipe, command)
         if not wrong:
             return checkpoint, broken
@@ -42,7 +42,7 @@ def last_good(folder: Path, recipe: dict[str, Any], command: str) -> tuple[Path 
 
 def prune(folder: Path) -> None:
     """Delete all checkpoints but the newest ones."""
-    for old in sorted(_checkpoints(folder), key=_step)[:-KEPT]:
+    for old in sorted(_checkpoints(folder), key=checkpoint_step)[:-KEPT]:
         shutil.rmtree(old)
 
 
@@ -50,7 +50,8 @@ def _checkpoints(folder: Path) -> Iterator[Path]:
     return (path for path in folder.glob(f"{PREFIX}*") if path.is_dir() and path.name[len(PREFIX) :].isdecimal())
 
 
-def _step(checkpoint: Path) -> int:
+def checkpoint_step(checkpoint: Path) -> int:
+    """The step that a checkpoint was written after."""
     return int(checkpoint.name[len(PREFIX) :])
 
 
