@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 
 import locant.hf
 from locant.compare.environment import environment
@@ -97,6 +98,11 @@ def pretrain(
     can be written. A loss that is not finite is a result: a reason in place of a model.
     """
     check_trackers(report_to, COMMAND)
+    if parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        raise ValueError(
+            f"{COMMAND}: accelerate asks for FSDP (ACCELERATE_USE_FSDP), but checkpoints and models are written whole "
+            "by the first process; launch with torchrun, or with accelerate launch --multi_gpu or --multi_cpu (DDP)"
+        )
     settings = recipe.train
     state = PartialState(cpu=settings.device == "cpu" or not torch.accelerator.is_available())
     for stage in recipe.stages:
