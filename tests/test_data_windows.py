@@ -98,7 +98,7 @@ def test_batches_of_any_size_give_the_same_stream(tokenizer, monkeypatch):
 
     expected = encode(some_text(), tokenizer)
     monkeypatch.setattr(windows, "_BATCH_CHARACTERS", 100)
-    stream = windows._encoded(some_text(), tokenizer, False)
+    stream = windows.tokenize(some_text(), tokenizer, progress=False)
     assert np.array_equal(stream.tokens, expected.tokens)
     assert np.array_equal(stream.starts, expected.starts)
 
@@ -121,14 +121,14 @@ def test_the_cache_is_used_and_knows_text_and_tokenizer(tokenizer, monkeypatch):
     assert len(encode(some_text(), other)) > len(first)
     encode(some_text(1), tokenizer)
     assert (count, len(list(cache_dir().glob("tokens-*")))) == (1, 3)
-    monkeypatch.setattr(windows, "_encoded", None)  # calling it would fail
+    monkeypatch.setattr(windows, "tokenize", None)  # calling it would fail
     again = encode(some_text(), tokenizer)
     assert np.array_equal(again.tokens, first.tokens)
     assert np.array_equal(again.starts, first.starts)
     assert again.tokens.dtype == np.uint16
 
 
-def test_a_damaged_stream_is_encoded_again(tokenizer):
+def test_a_damaged_stream_istokenize_again(tokenizer):
     first = encode(some_text(), tokenizer)
     (path,) = cache_dir().glob("tokens-*")
     path.write_bytes(path.read_bytes()[:-100])

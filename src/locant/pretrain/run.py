@@ -159,7 +159,8 @@ def _train(job: Job, command: str) -> Pretrained:
         if checkpoint is None and 0 in job.recipe.milestones:
             trainer.keep(0, trainer.validate()["loss"])
         if checkpoint is not None and checkpoints.checkpoint_step(checkpoint) < job.recipe.steps:
-            trainer.train_dataset.restore_place(checkpoint)
+            batches: Any = trainer.train_dataset
+            batches.restore_place(checkpoint)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except DivergedError as error:
         reason = str(error)
