@@ -119,7 +119,7 @@ def test_a_disk_that_is_full_before_the_report_still_shows_the_table(
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_labels_and_messages_may_hold_brackets(terminal: bool) -> None:
-    watcher, task, shown = Watcher(3), Task("train", "none[/b][red]", seed=1), io.StringIO()
+    watcher, task, shown = Watcher(), Task("train", "none[/b][red]", seed=1), io.StringIO()
     watcher.progress.disable = not terminal
     watcher.console = watcher.progress.live.console = Console(file=shown, force_terminal=terminal, width=200)
     watcher(Stage("train", (task,)), {})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,29 @@ COMPARISONS = [path for path in sorted(RECIPES.glob("*.toml")) if path.stem != "
 TEXT = Path("text.txt")
 
 
-@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
-def test_every_recipe_in_the_repository_is_valid(path: Path) -> None:
-    assert load_recipe(path).name == path.stem
+def every_size() -> list[tuple[Path, str]]:
+    """All recipes of the repository at all their sizes; one without sizes as it is written."""
+    sizes = {path: tomllib.loads(path.read_text(encoding="utf-8")).get("sizes", {"": {}}) for path in COMPARISONS}
+    return [(path, size) for path, names in sizes.items() for size in names]
+
+
+@pytest.mark.parametrize(("path", "size"), every_size(), ids=lambda one: one.stem if isinstance(one, Path) else one)
+def test_every_recipe_in_the_repository_is_valid_at_every_size(path: Path, size: str) -> None:
+    recipe = load_recipe(path, size=size)
+    assert recipe.name == (f"{path.stem}-{size}" if size else path.stem)
+    for part in recipe.parts().values():
+        assert len(part.parts()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["huang_squad", "huang_glue", "huang_clip", "huang_long", "huang_insert", "tupe", "tisa"]
+)
+def test_recipes_of_papers_have_both_sizes_and_quote_a_source(name: str) -> None:
+    small, whole = (load_recipe(RECIPES / f"{name}.toml", size=size) for size in ("cpu", "paper"))
+    assert small == load_recipe(RECIPES / f"{name}.toml") != whole
+    assert whole.published == small.published and all(
+        "arXiv" in one.source or "/" in one.source for one in whole.published
+    )
 
 
 def test_quickstart_has_the_encodings_and_seeds_that_were_promised() -> None:

@@ -77,7 +77,7 @@ def compare(
         from locant.cli.progress import Watcher
         from locant.compare.on_ray import ray_executor
         from locant.compare.recipe import load_recipe
-        from locant.compare.series import compare_series, generalization, generalization_text
+        from locant.compare.series import compare_series, series_text
         from locant.compare.tables import to_text
         from locant.report import write_report
         from locant.training.folder import unwritable
@@ -89,7 +89,7 @@ def compare(
         try:
             with contextlib.ExitStack() as stack:
                 where = {"executor": stack.enter_context(ray_executor(ray))} if ray else {}
-                watcher = stack.enter_context(Watcher(loaded.train.steps))
+                watcher = stack.enter_context(Watcher())
                 tables = compare_series(loaded, folder, jobs=jobs, watch=watcher, command=command, **where)
             if as_json and len(tables) > 1:
                 print(json.dumps({name: json.loads(table.to_json()) for name, table in tables.items()}), flush=True)
@@ -103,8 +103,8 @@ def compare(
                     _save_plots(table, place / "plots")
                 except OSError as error:
                     raise unwritable(place, error) from error
-            if loaded.problems.names and not as_json:
-                print("\n" + generalization_text(generalization(tables)), end="")
+            if not as_json and (over := series_text(loaded, tables)):
+                print("\n" + over, end="")
         except KeyboardInterrupt:
             finished = len(list(folder.glob("**/runs/*/run.json")))
             print(

@@ -20,9 +20,8 @@ _TITLES = {"text": "reading text", "train": "training", "measure": "measuring sp
 class Watcher:
     """Shows stages and tasks as they happen; use it as a context manager and give it to `compare` as `watch`."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self) -> None:
         self.console = Console(stderr=True)
-        self.steps = steps
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),  # labels and messages may hold brackets
             BarColumn(bar_width=24),
@@ -66,14 +65,13 @@ class Watcher:
 
     def _start(self, task: Task, event: dict[str, Any]) -> None:
         self.started[task] = time.monotonic()
-        total = self.steps if task.kind == "train" else None
-        self.bars[task] = self.progress.add_task(f"  {task.title}", total=total, note="starting")
+        self.bars[task] = self.progress.add_task(f"  {task.title}", total=None, note="starting")
 
     def _step(self, task: Task, event: dict[str, Any]) -> None:
         self.losses[task] = event["loss"]
         if task.kind == "train":
             note = f"loss {event['loss']:.3f}  {event['tokens_per_second']:,.0f} tokens/s"
-            self.progress.update(self.bars[task], completed=event["step"], note=note)
+            self.progress.update(self.bars[task], completed=event["step"], total=event["steps"], note=note)
 
     def _evaluate(self, task: Task, event: dict[str, Any]) -> None:
         self.progress.update(self.bars[task], note="evaluating")

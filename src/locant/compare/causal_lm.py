@@ -37,4 +37,4 @@ class CausalTrial(WindowTrial):
 class CausalLM(TextTask):
     """Next tokens; [CLS] and the [SEP] that closes a window are predicted by none. Masks mean nothing here."""
 
-    name, unused, trial = "causal_lm", ("problems", "pairs", "masking"), CausalTrial
+    name, unused, trial = "causal_lm", ("problems", "pairs", "masking", "finetune"), CausalTrial

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from locant.compare.objective import words_of
 from locant.compare.pace import pace
 from locant.compare.results import ResultTable
+from locant.compare.scored import majority_text
 from locant.compare.summary import CLEAR, LEANING, LEVEL, UNKNOWN, Difference, Row, compare, summarise
+from locant.compare.words import Words
 
 SAME_LOSS = 5e-4  # nats; half of the last digit shown
 
@@ -58,11 +61,15 @@ def findings(table: ResultTable) -> tuple[Finding, ...]:
 def _best(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
     ranked = [row for row in rows if row.rank is not None]
     if not ranked:
-        yield "No run finished with a validation loss at the trained length, so nothing can be concluded about quality."
+        measure = words_of(table).measure
+        yield f"No run finished with a {measure} at the trained length, so nothing can be concluded about quality."
         return
     best, others = ranked[0], ranked[1:]
-    where = f"at the trained length of {table.trained_length} tokens"
-    yield f"{best.encoding} has the lowest validation loss {where}: {_loss(best)}."
+    words = words_of(table)
+    where = f"at the trained length of {table.trained_length} {words.trained}"
+    yield f"{best.encoding} has the lowest {words.measure} {where}: {_loss(best, words)}."
+    if majority := majority_text(table):
+        yield majority
     by_verdict: dict[str, list[str]] = {}
     for row in others:
         gap = compare(table, row.encoding, best.encoding)
@@ -103,7 +110,7 @@ def _against_baseline(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
             groups.setdefault((gap.verdict, gap.mean < 0), []).append((row, gap))
     for better, word in ((True, "beat"), (False, "lose to")):
         if clear := groups.get((CLEAR, better)):
-            yield _clear_sentence(clear, base, word)
+            yield _clear_sentence(clear, base, word, words_of(table).short)
         if leaning := groups.get((LEANING, better)):
             side = "better" if better else "worse"
             yield (
@@ -114,23 +121,23 @@ def _against_baseline(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
         yield f"Cannot be told apart from {base} with {_seeds(table)}: {_join(row.encoding for row, _ in level)}."
     if unknown := groups.get((UNKNOWN, True), []) + groups.get((UNKNOWN, False), []):
         names = _join(f"{row.encoding} ({gap.mean:+.3f})" for row, gap in unknown)
-        yield f"Against {base} with one seed, so without any measure of chance: {names} nats."
+        yield f"Against {base} with one seed, so without any measure of chance: {names} {words_of(table).short}."
     judged = [verdict for verdict, _ in groups if verdict != UNKNOWN]
     if judged and (CLEAR, True) not in groups:
         yield f"No encoding is clearly better than {base}."
 
 
-def _clear_sentence(clear: Sequence[tuple[Row, Difference]], base: str, word: str) -> str:
+def _clear_sentence(clear: Sequence[tuple[Row, Difference]], base: str, word: str, unit: str) -> str:
     if len(clear) == 1:
         row, gap = clear[0]
         verb = {"beat": "beats", "lose to": "loses to"}[word]
         return (
-            f"{row.encoding} {verb} {base} by {_nats(gap.mean)} nats, more than the spread of the seeds "
+            f"{row.encoding} {verb} {base} by {_nats(gap.mean)} {unit}, more than the spread of the seeds "
             f"({_nats(gap.seed_spread)}); 95% interval {_interval(gap)}."
         )
     widest = max((gap.seed_spread or 0.0) for _, gap in clear)
     spread = f"the spread of the seeds is at most {_nats(widest)}"
-    return f"Clearly {word} {base}, in nats: {_join(_some(_named(clear)))}; {spread}."
+    return f"Clearly {word} {base}, in {unit}: {_join(_some(_named(clear)))}; {spread}."
 
 
 def _by_pace(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
@@ -301,12 +308,12 @@ def _limits(table: ResultTable, rows: Sequence[Row]) -> Iterable[str]:
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-def _loss(row: Row) -> str:
+def _loss(row: Row, words: Words) -> str:
     loss = row.trained.loss if row.trained else None
     if loss is None or loss.mean is None:
         return "no number"
     deviation = "" if loss.std is None else f" ± {loss.std:.3f}"
-    return f"{loss.mean:.3f}{deviation} nats per predicted token ({_count(loss.n, 'seed')})"
+    return f"{loss.mean:.3f}{deviation} {words.unit} ({_count(loss.n, 'seed')})"
 
 
 def _behind(gap: Difference) -> str:
@@ -326,7 +333,7 @@ def _named(group: Iterable[tuple[Row, Difference]]) -> list[str]:
 
 
 def _at(table: ResultTable, length: int) -> str:
-    return f"{length} tokens ({length / table.trained_length:g}x)"
+    return f"{length} {words_of(table).trained} ({length / table.trained_length:g}x)"
 
 
 def _seeds(table: ResultTable) -> str:

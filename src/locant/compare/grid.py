@@ -52,8 +52,8 @@ def compare(
         raise ValueError(f"compare: jobs = {jobs}, needed at least 1")
     if len(recipe.parts()) > 1:
         raise ValueError(
-            f"compare: the recipe names {len(recipe.parts())} problems, and each is a comparison of its own; call "
-            "locant.compare.series.compare_series"
+            f"compare: the recipe names {len(recipe.parts())} problems or tasks, and each is a comparison of its own; "
+            "call locant.compare.series.compare_series"
         )
     objective = find_objective(recipe.task)
     watch = watch or (lambda subject, event: None)

@@ -37,4 +37,4 @@ class MaskedTrial(WindowTrial):
 class MaskedLM(TextTask):
     """Masked tokens."""
 
-    name, unused, trial = "mlm", ("problems", "pairs"), MaskedTrial
+    name, unused, trial = "mlm", ("problems", "pairs", "finetune"), MaskedTrial

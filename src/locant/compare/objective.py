@@ -6,11 +6,13 @@ trained, scored and timed. Grid, resuming, measurement, tables and report know t
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from locant.compare.fields import near
+from locant.compare.words import Words
 
 if TYPE_CHECKING:
     from locant.compare.recipe import Recipe
@@ -36,6 +38,7 @@ class Trial(Protocol):
     """One encoding from one seed: the model, its training and its scores."""
 
     built: BuiltModel
+    steps: int  # of its training
     tokens_per_step: int  # read in a training step, about
     tokens_per_pass: int  # read by `infer`
 
@@ -55,6 +58,10 @@ class Trial(Protocol):
         """Loss and accuracy at each length, the trained one among them."""
         ...
 
+    def further_scores(self) -> dict[str, float | None]:
+        """What else a model is scored by, by name, of 1; {} where accuracy is all. Called after `by_length`."""
+        ...
+
     def by_shift(self) -> tuple[ShiftScore, ...]:
         """Loss with all position ids shifted; empty where that has no meaning."""
         ...
@@ -68,8 +75,9 @@ class Trial(Protocol):
 class Objective(Protocol):
     """One task, as a row: what it needs of a recipe, its data, its trials."""
 
-    trained: str  # what lengths are counted in, for readers: "tokens"
-    scored: str  # what stands under accuracy in results, for readers: "accuracy"
+    def words(self, recipe: dict[str, Any]) -> Words:
+        """How readers call what runs of a recipe (as a dict) measure."""
+        ...
 
     def check(self, recipe: Recipe) -> None:
         """Checks what one table of the recipe alone cannot know. Raises: ValueError."""
@@ -96,25 +104,29 @@ class Objective(Protocol):
         ...
 
 
-TASKS = ("mlm", "causal_lm", "length_generalization", "translation")
+# By task, where its row is. Rows are imported when they are asked for, and with them the libraries that they need; that
+# of `finetune` lives with what it trains, which is built on this folder.
+ROWS = {
+    "mlm": "locant.compare.masked_lm:MaskedLM",
+    "causal_lm": "locant.compare.causal_lm:CausalLM",
+    "length_generalization": "locant.compare.problems:LengthGeneralization",
+    "translation": "locant.compare.translation:Translation",
+    "finetune": "locant.finetune.comparison:FineTuning",
+}
+TASKS = tuple(ROWS)
 
 
 def find_objective(task: str) -> Objective:
     """The row of a task. Raises: ValueError for one that does not exist."""
-    if task not in TASKS:
+    if task not in ROWS:
         raise ValueError(f"recipe: task = {task!r} is not a task; {near(task, TASKS)}")
-    from locant.compare.causal_lm import CausalLM
-    from locant.compare.masked_lm import MaskedLM
-    from locant.compare.problems import LengthGeneralization
-    from locant.compare.translation import Translation
-
-    rows: tuple[Objective, ...] = (MaskedLM(), CausalLM(), LengthGeneralization(), Translation())
-    return dict(zip(TASKS, rows, strict=True))[task]
+    module, _, name = ROWS[task].partition(":")
+    return getattr(importlib.import_module(module), name)()
 
 
-def objective_of(table: ResultTable) -> Objective:
-    """The row of the task that filled a result table."""
-    return find_objective(table.recipe.get("task", TASKS[0]))
+def words_of(table: ResultTable) -> Words:
+    """How readers call what the runs of a result table measured."""
+    return find_objective(table.recipe.get("task", TASKS[0])).words(table.recipe)
 
 
 def refuse_unused(recipe: Recipe, task: str, tables: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from locant.compare.fields import near
 from locant.compare.objective import OnStep, refuse_checkpoints, refuse_unused, refuse_windows
 from locant.compare.results import LengthScore, ShiftScore
+from locant.compare.words import Words
 from locant.lengthgen import SCRATCHPADS, Example, Split, SymbolTokenizer, bucket, edit_distance, is_right, split_facts
 from locant.lengthgen.splits import SCAN_RANGES, make_split, problems, scan_split
 
@@ -101,12 +102,14 @@ def _is_ranges(value: Any) -> bool:
 class LengthGeneralization:
     """Examples as symbols; the model is as long as the longest of them."""
 
-    trained, scored = "symbols", "exact match"
+    def words(self, recipe: dict[str, Any]) -> Words:
+        """Lengths are those of answers or whole examples."""
+        return Words(trained="symbols", scored="exact match")
 
     def check(self, recipe: Recipe) -> None:
         """Problems must be named, and be able to make the lengths asked for; text and masks have no meaning."""
         task, settings = "length_generalization", recipe.problems
-        refuse_unused(recipe, task, ("text", "tokenizer", "masking", "pairs"))
+        refuse_unused(recipe, task, ("text", "tokenizer", "masking", "pairs", "finetune"))
         refuse_windows(recipe, task, "problems.ranges = { copy_rsc = [[2, 10], [11, 20]] }")
         refuse_checkpoints(recipe)
         if not settings.names:
@@ -207,7 +210,7 @@ class ProblemTrial:
     def __init__(self, recipe: Recipe, choice: EncodingChoice, seed: int, data: Examples) -> None:
         from locant.training.causal import PairCollate, Pairs, build_gpt2
 
-        self.recipe, self.seed, self.data = recipe, seed, data
+        self.recipe, self.seed, self.data, self.steps = recipe, seed, data, recipe.train.steps
         longest = recipe.model.max_positions or data.longest
         if longest < data.longest:
             raise ValueError(
@@ -249,6 +252,10 @@ class ProblemTrial:
         for example in sorted(self.data.split.test, key=bucket):
             groups.setdefault(bucket(example), []).append(example)
         return tuple(self._score(length, length / trained, found) for length, found in groups.items())
+
+    def further_scores(self) -> dict[str, float | None]:
+        """None."""
+        return {}
 
     def by_shift(self) -> tuple[ShiftScore, ...]:
         """Not asked."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from locant.compare.evaluate import EvaluateSettings
 from locant.compare.fields import build, kind_of, near, read_value
+from locant.compare.finetuning import FinetuneTable
 from locant.compare.measure import MeasureSettings
 from locant.compare.objective import find_objective
 from locant.compare.problems import ProblemSettings
@@ -31,7 +32,7 @@ GRID_KEYS = ("name", "encodings", "seeds", "baseline", "jobs", "measure", "publi
 # Keys of tables that came later: where they ask for nothing, it is as if they had never been there.
 LATER_KEYS = {"train": ("checkpoints",), "evaluate": ("points",)}
 # Tables that belong to one task.
-TABLES_OF = {"problems": "length_generalization", "pairs": "translation"}
+TABLES_OF = {"problems": "length_generalization", "pairs": "translation", "finetune": "finetune"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Recipe:
 
     encodings: tuple[EncodingChoice, ...]
     name: str = "comparison"
-    task: str = "mlm"  # what is trained and scored: mlm, causal_lm, length_generalization or translation
+    task: str = "mlm"  # what is trained and scored: mlm, causal_lm, length_generalization, translation or finetune
     seeds: tuple[int, ...] = (1, 2)
     baseline: str = ""  # label that the others are compared with; "": absolute where it takes part, else the first
     jobs: int = 1  # runs trained side by side; threads are divided among them
@@ -49,6 +50,7 @@ class Recipe:
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     problems: ProblemSettings = field(default_factory=ProblemSettings)  # of the task length_generalization
     pairs: PairSettings = field(default_factory=PairSettings)  # of the task translation
+    finetune: FinetuneTable = field(default_factory=FinetuneTable)  # of the task finetune
     model: ModelSize = field(default_factory=ModelSize)
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
@@ -87,13 +89,17 @@ class Recipe:
         """The encoding shown under this label."""
         return next(choice for choice in self.encodings if choice.label == label)
 
-    def parts(self) -> tuple[Recipe, ...]:
-        """One recipe for each problem where several are named; else this one alone."""
-        names = self.problems.names
-        if len(names) < 2:
-            return (self,)
-        each = (dataclasses.replace(self.problems, names=(name,)) for name in names)
-        return tuple(dataclasses.replace(self, name=f"{self.name}-{one.names[0]}", problems=one) for one in each)
+    def parts(self) -> dict[str, Recipe]:
+        """By name, one recipe for each problem or task of fine-tuning where several are named; else this one alone."""
+        parts: dict[str, Recipe] = {}
+        for problem in self.problems.names:
+            parts[problem] = dataclasses.replace(self, problems=dataclasses.replace(self.problems, names=(problem,)))
+        for task in self.finetune.tasks:
+            only = dataclasses.replace(self.finetune, tasks=(task,))
+            parts[task.replace("/", "-")] = dataclasses.replace(self, finetune=only)
+        if len(parts) < 2:
+            return {next(iter(parts), self.name): self}
+        return {name: dataclasses.replace(part, name=f"{self.name}-{name}") for name, part in parts.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able dict with every default filled in."""

@@ -116,6 +116,7 @@ class RunResult:
     extra_parameters: int | None = None  # those the encoding added
     total_parameters: int | None = None
     seconds: float | None = None  # whole run
+    scores: dict[str, float | None] = field(default_factory=dict, metadata=LATER)  # besides accuracy, of 1
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

@@ -89,7 +89,7 @@ def run_one(recipe: Recipe, label: str, seed: int, data: Data, report: Report, w
             validated[step] = _in_training(trial)
 
     try:
-        points = trial.train(recipe.train, work_dir, _reporter(recipe, trial, report, between))
+        points = trial.train(recipe.train, work_dir, _reporter(trial, report, between))
     except DivergedError as error:
         return RunResult(status="failed", reason=str(error), seconds=time.perf_counter() - start, **facts)
     report({"event": "evaluate"})
@@ -97,6 +97,7 @@ def run_one(recipe: Recipe, label: str, seed: int, data: Data, report: Report, w
     at_trained = next(score.loss for score in lengths if score.factor == 1)
     return RunResult(
         status="done",
+        scores=trial.further_scores(),
         curve=_curve(points, {**validated, **{point.step: at_trained for point in points[-1:]}}),
         lengths=lengths,
         shifts=trial.by_shift(),
@@ -140,18 +141,16 @@ def _keeper(recipe: Recipe, trial: Trial, work_dir: Path) -> Callable[[int], Non
     return keep
 
 
-def _reporter(
-    recipe: Recipe, trial: Trial, report: Report, between: Callable[[int], None]
-) -> Callable[[int, float], bool]:
+def _reporter(trial: Trial, report: Report, between: Callable[[int], None]) -> Callable[[int, float], bool]:
     """Reports progress a few times a second, and does between two steps what is due there."""
     last = {"time": time.perf_counter(), "step": 0}
 
     def on_step(step: int, loss: float) -> bool:
         now = time.perf_counter()
-        if now - last["time"] > 0.4 or step == recipe.train.steps:
+        if now - last["time"] > 0.4 or step == trial.steps:
             tokens = (step - last["step"]) * trial.tokens_per_step
             speed = tokens / max(now - last["time"], 1e-9)
-            report({"event": "step", "step": step, "loss": loss, "tokens_per_second": speed})
+            report({"event": "step", "step": step, "steps": trial.steps, "loss": loss, "tokens_per_second": speed})
             last.update(time=now, step=step)
         between(step)
         return False

@@ -11,6 +11,7 @@ from locant.compare.executors import Executor, LocalExecutor
 from locant.compare.grid import Watch, compare
 from locant.compare.recipe import Recipe
 from locant.compare.results import ResultTable
+from locant.compare.scored import by_task, task_heads
 from locant.compare.summary import Spread, spread
 from locant.compare.tables import align, spread_text
 from locant.lengthgen import mean_reciprocal_rank
@@ -44,21 +45,40 @@ def compare_series(
     command: str = "",
     executor: Callable[..., Executor] = LocalExecutor,
 ) -> dict[str, ResultTable]:
-    """`compare` for each part of a recipe, below ``out`` where there are several; writes exact_match.json and .txt.
+    """`compare` for each part of a recipe, below ``out`` where there are several, and what they say together.
+
+    That is exact_match.json and .txt for problems of length generalization, scores.txt for several fine-tuning tasks.
 
     Raises: as `compare`.
     """
     parts, out = recipe.parts(), Path(out)
     tables = {}
-    for part in parts:
-        name = part.problems.names[0] if part.problems.names else part.name
+    for name, part in parts.items():
         folder = out / name if len(parts) > 1 else out
         tables[name] = compare(part, folder, jobs=jobs, watch=watch, command=command, executor=executor)
     if recipe.problems.names:
         found = generalization(tables)
         write_atomically(out / f"{NAME}.json", json.dumps(asdict(found), indent=1) + "\n")
         write_atomically(out / f"{NAME}.txt", generalization_text(found))
+    elif len(tables) > 1:
+        write_atomically(out / "scores.txt", scores_text(tables))
     return tables
+
+
+def series_text(recipe: Recipe, tables: Mapping[str, ResultTable]) -> str:
+    """What the parts of a recipe say together; "" where it has one part."""
+    if recipe.problems.names:
+        return generalization_text(generalization(tables))
+    return scores_text(tables) if len(tables) > 1 else ""
+
+
+def scores_text(tables: Mapping[str, ResultTable]) -> str:
+    """An aligned table: a row for each encoding, best first, a column for each task, and their mean."""
+    labels, lines = by_task(tables)
+    order = sorted(range(len(labels)), key=lambda at: -(lines[at][-1].mean or 0.0))
+    rows = [[labels[at], *(spread_text(one, 2) for one in lines[at])] for at in order]
+    title = "Main score of each task, in points (mean ± deviation over seeds), and the mean over all tasks"
+    return "\n".join([title, *align(["encoding", *task_heads(tables), "mean"], rows, 1)]) + "\n"
 
 
 def generalization(tables: Mapping[str, ResultTable]) -> Generalization:

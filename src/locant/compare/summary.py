@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from locant.compare.results import ResultTable, RunResult, Speed
@@ -89,6 +89,7 @@ class Row:
     speed: Speed | None
     extra_parameters: int | None
     total_parameters: int | None
+    scores: dict[str, Spread] = field(default_factory=dict)  # besides accuracy, by name
 
     @property
     def trained(self) -> LengthSummary | None:
@@ -186,6 +187,10 @@ def _row(table: ResultTable, encoding: str) -> Row:
         speed=table.speeds.get(encoding),
         extra_parameters=next((run.extra_parameters for run in done if run.extra_parameters is not None), None),
         total_parameters=next((run.total_parameters for run in done if run.total_parameters is not None), None),
+        scores={
+            name: spread(run.scores.get(name) for run in done)
+            for name in dict.fromkeys(name for run in done for name in run.scores)
+        },
     )
 
 

@@ -8,10 +8,11 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from locant.compare.objective import objective_of
+from locant.compare.objective import words_of
 from locant.compare.pace import Pace, pace, pace_text
 from locant.compare.published import CAUTION, published
 from locant.compare.results import ResultTable
+from locant.compare.scored import majority_text, score_names, spoken
 from locant.compare.summary import CLEAR, LEANING, Difference, LengthSummary, Row, Spread, summarise
 
 CANNOT = "cannot"  # the run ended, this number does not exist
@@ -21,18 +22,19 @@ UNSTEADY = 1.5  # between the fastest and the slowest round, from which speeds a
 
 def to_text(table: ResultTable) -> str:
     """Aligned tables: quality and cost, best first, with the meaning of the marks below; then published figures."""
-    rows = summarise(table)
+    rows, words = summarise(table), words_of(table)
     factors = sorted({(one.length, one.factor) for row in rows for one in row.lengths if one.factor != 1})
-    header = ["#", "encoding", "seeds", f"loss at {table.trained_length}", f"against {table.baseline}"]
-    header.append(objective_of(table).scored)
-    header += [f"loss at {length} ({factor:g}x)" for length, factor in factors] + ["max shift change"]
-    quality = [_quality_cells(row, [length for length, _ in factors]) for row in rows]
+    header = ["#", "encoding", "seeds", f"{words.loss} at {table.trained_length}", f"against {table.baseline}"]
+    header += [words.scored, *map(spoken, score_names(rows))]
+    header += [f"{words.loss} at {length} ({factor:g}x)" for length, factor in factors] + ["max shift change"]
+    quality = [_quality_cells(row, [length for length, _ in factors], score_names(rows), words.mark) for row in rows]
     paces = [pace(table, row.encoding) for row in rows]
     if any(paces):
         header.append(f"steps to the end of {table.baseline}")
         quality = [[*cells, pace_text(found)] for cells, found in zip(quality, paces, strict=True)]
     cost_header = ["encoding", "train tok/s", "infer tok/s", "train MB", "infer MB", "extra params", "params"]
-    lines = ["Quality (validation, nats per predicted token, mean ± deviation over seeds)", *align(header, quality, 2)]
+    lines = [f"Quality (validation, {words.unit}, mean ± deviation over seeds)", *align(header, quality, 2)]
+    lines += [majority] if (majority := majority_text(table)) else []
     lines += ["* clear: beyond the spread of the seeds, and the 95% interval of the paired differences excludes zero."]
     lines += ["~ leaning: beyond the spread of the seeds, but that interval reaches zero. No mark: not told apart."]
     if interval := max((found.interval for found in paces if found), default=0):
@@ -74,6 +76,13 @@ def encodings_csv(table: ResultTable) -> str:
     header += ["max_shift_change", "train_tokens_per_second", "inference_tokens_per_second", "train_peak_mb"]
     header += ["inference_peak_mb", "speed_reason", "extra_parameters", "total_parameters", "failed"]
     cells = [_csv_cells(row, lengths, shifts) for row in rows]
+    for name in score_names(rows):
+        header += [f"{name}_{part}" for part in ("mean", "std", "n")]
+        found = [row.scores.get(name) for row in rows]
+        cells = [
+            [*line, *((one.mean, one.std, one.n) if one else [None] * 3)]
+            for line, one in zip(cells, found, strict=True)
+        ]
     paces = [pace(table, row.encoding) for row in rows]
     if any(paces):
         header += [f"{what}_to_baseline_{part}" for what in ("steps", "tokens") for part in ("mean", "std", "n")]
@@ -90,6 +99,8 @@ def runs_csv(table: ResultTable) -> str:
     header = ["encoding", "options", "seed", "status", "reason", "seconds", "extra_parameters", "total_parameters"]
     header += [f"{what}_at_{length}" for length in lengths for what in scores]
     header += [f"loss_shifted_{shift}" for shift in shifts]
+    scores = list(dict.fromkeys(name for run in table.runs for name in run.scores))
+    header += scores
     rows = []
     for run in table.runs:
         at_length = {score.length: score for score in run.lengths}
@@ -98,6 +109,7 @@ def runs_csv(table: ResultTable) -> str:
         row += [run.seconds, run.extra_parameters, run.total_parameters]
         row += [getattr(at_length.get(length), what, None) for length in lengths for what in scores]
         row += [getattr(at_shift.get(shift), "loss", None) for shift in shifts]
+        row += [run.scores.get(name) for name in scores]
         rows.append(row)
     return as_csv(header, rows)
 
@@ -128,6 +140,11 @@ def length_text(summary: LengthSummary | None) -> str:
     return spread_text(summary.loss) if summary.loss.n else CANNOT
 
 
+def score_text(value: Spread | None, mark: str) -> str:
+    """A score times 100, with the mark behind it."""
+    return ABSENT if value is None or not value.n else spread_text(value, 1, 100.0) + mark
+
+
 def count_text(value: float | int | None) -> str:
     """Whole number with thin grouping, or `-`."""
     return ABSENT if value is None else f"{value:,.0f}"
@@ -143,12 +160,13 @@ def seeds_text(row: Row) -> str:
     return f"{row.done}" if row.done == row.planned else f"{row.done} of {row.planned}"
 
 
-def _quality_cells(row: Row, lengths: Sequence[int]) -> list[str]:
+def _quality_cells(row: Row, lengths: Sequence[int], scores: Sequence[str], mark: str) -> list[str]:
     trained = row.trained
     at_length = {one.length: one for one in row.lengths}
     cells = [ABSENT if row.rank is None else str(row.rank), row.encoding, seeds_text(row), length_text(trained)]
     cells.append("baseline" if row.is_baseline else difference_text(trained.difference if trained else None))
-    cells.append(spread_text(trained.accuracy, 1, 100.0) + "%" if trained and trained.accuracy.n else ABSENT)
+    accuracy = trained.accuracy if trained else None
+    cells += [score_text(one, mark) for one in (accuracy, *(row.scores.get(name) for name in scores))]
     return [*cells, *(length_text(at_length.get(length)) for length in lengths), shift_text(row.max_shift_change)]
 
 

@@ -10,6 +10,7 @@ from locant.compare.objective import refuse_unused
 from locant.compare.recipe import Recipe, check_windows
 from locant.compare.results import LengthScore, ShiftScore
 from locant.compare.text import PreparedText, prepare_text, read_prepared
+from locant.compare.words import Words
 from locant.training.mlm import BuiltModel, EncodingChoice, build_encoding
 
 if TYPE_CHECKING:
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
 class TextTask:
     """A row for windows of text; a task says which tables mean nothing to it, whether it is causal, and its trial."""
 
-    trained, scored = "tokens", "accuracy"
     name: ClassVar[str]
     unused: ClassVar[tuple[str, ...]]
     trial: ClassVar[Any]  # a subclass of `WindowTrial`
+
+    def words(self, recipe: dict[str, Any]) -> Words:
+        """Those of language modeling."""
+        return Words()
 
     def check(self, recipe: Recipe) -> None:
         """Lengths must fit each other."""
@@ -64,7 +68,7 @@ class WindowTrial:
 
         train = recipe.train
         self.recipe, self.choice, self.seed, self.text = recipe, choice, seed, text
-        self.built, self.scores = built, scores
+        self.built, self.scores, self.steps = built, scores, train.steps
         self.windows = make_windows(text.train, train.length, text.tokenizer)
         self.tokens_per_step = train.batch_size * train.length
         self.tokens_per_pass = len(self.windows.ids[: train.batch_size]) * train.length
@@ -93,6 +97,10 @@ class WindowTrial:
     def by_length(self) -> tuple[LengthScore, ...]:
         """Windows of 1, 2 and 4 times the trained length, or those of the recipe."""
         return self.scores.by_length(self.built.model, self.recipe.train.length, self.max_length)
+
+    def further_scores(self) -> dict[str, float | None]:
+        """None."""
+        return {}
 
     def by_shift(self) -> tuple[ShiftScore, ...]:
         """At the trained length."""

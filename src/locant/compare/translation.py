@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from locant.compare.objective import OnStep, refuse_checkpoints, refuse_unused, refuse_windows
 from locant.compare.results import LengthScore, ShiftScore
+from locant.compare.words import Words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -61,11 +62,13 @@ class PairSettings:
 class Translation:
     """Sentence pairs; the model is as long as the longest of them."""
 
-    trained, scored = "source tokens", "BLEU"
+    def words(self, recipe: dict[str, Any]) -> Words:
+        """Lengths are those of sources."""
+        return Words(trained="source tokens", scored="BLEU")
 
     def check(self, recipe: Recipe) -> None:
         """Files must be named; running text, masks and shifts have no meaning."""
-        refuse_unused(recipe, "translation", ("text", "masking", "problems"))
+        refuse_unused(recipe, "translation", ("text", "masking", "problems", "finetune"))
         refuse_windows(recipe, "translation", "pairs.max_train_tokens = 16")
         refuse_checkpoints(recipe)
         for name in ("source", "target", "test_source", "test_target"):
@@ -224,6 +227,7 @@ class TranslationTrial:
         from locant.training.translation import TranslationCollate, build_marian
 
         self.recipe, self.seed, self.data, self.train_pairs = recipe, seed, data, data.train
+        self.steps = recipe.train.steps
         longest = recipe.model.max_positions or data.longest
         if longest < data.longest:
             raise ValueError(
@@ -273,6 +277,10 @@ class TranslationTrial:
             for length, chosen in self._tests().items()
             if chosen
         )
+
+    def further_scores(self) -> dict[str, float | None]:
+        """None."""
+        return {}
 
     def by_shift(self) -> tuple[ShiftScore, ...]:
         """Not asked."""

@@ -12,6 +12,7 @@ from locant.data.tokenizer import special_id
 from locant.finetune.batches import Feature, collate, predict
 from locant.finetune.glue import Example, GlueData, GlueTask
 from locant.finetune.problem import Scored, shuffled, subset
+from locant.finetune.scores import Scores
 from locant.finetune.settings import GlueSettings
 
 
@@ -74,6 +75,13 @@ class Classification:
             for e, ids, types in zip(examples, read["input_ids"], read["token_type_ids"], strict=True)
         ]
 
+    def baselines(self) -> dict[str, Scores]:
+        """The most frequent class of the training examples, said of every dev example; {} where numbers are asked."""
+        if not self.task.labels:
+            return {name: {} for name in self.dev}
+        labels = {name: [example.label for example in examples] for name, examples in self.dev.items()}
+        return {name: self.task.metric(found, [self.majority] * len(found)) for name, found in labels.items()}
+
     def batch(self, features: Sequence[Feature]) -> dict[str, Any]:
         """Padded ids with labels."""
         return collate(features, special_id(self.tokenizer, "pad_token"), self.with_types)
@@ -90,12 +98,11 @@ class Classification:
         found = predict(model, self._dev[name], self.batch, self.settings.eval_batch_size, read, trainer)
         predictions = [found[number] for number in range(len(self.dev[name]))]
         labels = [example.label for example in self.dev[name]]
-        baseline = self.task.metric(labels, [self.majority] * len(labels)) if self.task.labels else {}
         named = {
             example.id: self.task.labels[int(value)] if self.task.labels else value
             for example, value in zip(self.dev[name], predictions, strict=True)
         }
-        return Scored(self.task.metric(labels, predictions), baseline, named)
+        return Scored(self.task.metric(labels, predictions), self.baselines()[name], named)
 
 
 def _divided(

@@ -33,6 +33,10 @@ class Problem(Protocol):
     train: list[Feature]
     notices: list[str]
 
+    def baselines(self) -> dict[str, Scores]:
+        """The scores of each dev set without reading the input; {} where there are none."""
+        ...
+
     def batch(self, features: Sequence[Feature]) -> dict[str, Any]:
         """What the model is called with."""
         ...

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from locant.data.tokenizer import special_id
 from locant.finetune.batches import Feature, collate, predict
 from locant.finetune.problem import Scored, subset
-from locant.finetune.scores import squad_scores
+from locant.finetune.scores import Scores, squad_scores
 from locant.finetune.settings import SquadSettings
 from locant.finetune.spans import Span, answers_of, best_spans
 from locant.finetune.squad import Question
@@ -47,6 +47,10 @@ class Reading:
         for name, questions in self.dev.items():
             self._windows[name], told = make_windows(questions, tokenizer, sizes, training=False, what=name)
             self.notices += told
+
+    def baselines(self) -> dict[str, Scores]:
+        """There is no answer that fits all questions."""
+        return {name: {} for name in self.dev}
 
     def batch(self, features: Sequence[Feature]) -> dict[str, Any]:
         """Padded ids with the tokens of the answers."""

@@ -90,5 +90,14 @@ def correlations(labels: Numbers, predictions: Numbers) -> Scores:
     return {"pearson": _finite(float(pearson)), "spearman": _finite(float(spearman))}
 
 
+# The first score of each metric, by which models are ranked.
+MAIN: dict[GlueMetric, str] = {
+    accuracy: "accuracy",
+    accuracy_and_f1: "f1",
+    matthews: "matthews",
+    correlations: "pearson",
+}
+
+
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None

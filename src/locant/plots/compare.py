@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from locant.compare.conclusions import SAME_LOSS
+from locant.compare.objective import words_of
 from locant.compare.results import ResultTable, RunResult
 from locant.compare.summary import Row, summarise
 from locant.plots.labels import End, label_ends, place_around, settle, shorten, text_width
@@ -58,8 +59,9 @@ def loss_by_step(table: ResultTable, width: float = TWO_COLUMN) -> Figure:
             sheet.add(run.encoding, axes.plot(x[-1:], y[-1:], color=mark.color, marker="x", markersize=6))
         axes.margins(x=0.015)
         _cut_early_losses(axes, lines)
-        name = "Validation loss" if field == "validation_loss" else "Training loss"
-        return sheet.finish("Training step", f"{name} (nats per token)", [_end(sheet, line) for line in lines])
+        training = f"Training loss ({words_of(table).training})"
+        name = _measure(table) if field == "validation_loss" else training
+        return sheet.finish("Training step", name, [_end(sheet, line) for line in lines])
 
 
 def loss_by_length(table: ResultTable, width: float = TWO_COLUMN) -> Figure:
@@ -93,7 +95,7 @@ def loss_by_length(table: ResultTable, width: float = TWO_COLUMN) -> Figure:
             axes.axvline(table.trained_length, color=MUTED, linewidth=0.7, linestyle=(0, (2, 2)), zorder=1)
         axes.margins(y=0.06)
         return sheet.finish(
-            "Window length (tokens)", "Validation loss (nats per token)", [_end(sheet, x) for x in lines]
+            f"Window length ({words_of(table).trained})", _measure(table), [_end(sheet, x) for x in lines]
         )
 
 
@@ -166,7 +168,13 @@ def speed_against_quality(table: ResultTable, width: float = TWO_COLUMN) -> Figu
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.xaxis.set_major_locator(MaxNLocator(6 if width > 5 else 3))
         _label_points(sheet, shown)
-        return sheet.finish("Training speed (tokens per second)", "Validation loss (nats per token)", [])
+        return sheet.finish("Training speed (tokens per second)", _measure(table), [])
+
+
+def _measure(table: ResultTable) -> str:
+    """The name of an axis of losses."""
+    words = words_of(table)
+    return f"{words.measure[:1].upper()}{words.measure[1:]} ({words.per})"
 
 
 # --- shared drawing --------------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from locant.compare.conclusions import findings
-from locant.compare.objective import objective_of
+from locant.compare.objective import words_of
 from locant.compare.pace import pace, pace_text
 from locant.compare.published import CAUTION, published
 from locant.compare.results import ResultTable
+from locant.compare.scored import score_names, spoken
 from locant.compare.summary import CLEAR, LEANING, LEVEL, Difference, LengthSummary, Row, summarise
-from locant.compare.tables import count_text, length_text, seeds_text, shift_text, spread_text
+from locant.compare.tables import count_text, length_text, score_text, seeds_text, shift_text, spread_text
 from locant.plots import ONE_COLUMN, TWO_COLUMN, loss_by_length, loss_by_shift, loss_by_step, speed_against_quality
 from locant.plots.style import DASHES, Figure, marks
 from locant.report.figures import color_reference, color_rules, inline_svg
@@ -89,6 +90,7 @@ def render(table: ResultTable) -> str:
             quality=[_line(table, row, _quality_cells(table, rows, row)) for row in rows],
             cost=[_line(table, row, _cost_cells(rows, row)) for row in rows],
             figures=_figures(table, rows),
+            measured=f"{_capital(words_of(table).measure)} in {words_of(table).unit}",
             published=published(table),
             caution=CAUTION,
             setting=flat({key: value for key, value in table.recipe.items() if key != "published"}),
@@ -112,7 +114,7 @@ def _overview(table: ResultTable) -> str:
     encodings, seeds, done = len(table.encodings), len(table.seeds), sum(run.status == "done" for run in table.runs)
     return (
         f"{encodings} encoding{'s' * (encodings != 1)} × {seeds} seed{'s' * (seeds != 1)}, {done} of {len(table.runs)} "
-        f"runs finished, trained at {table.trained_length} {objective_of(table).trained}, baseline {table.baseline}"
+        f"runs finished, trained at {table.trained_length} {words_of(table).trained}, baseline {table.baseline}"
     )
 
 
@@ -142,12 +144,17 @@ def _capital(words: str) -> str:
 
 
 def _quality_head(table: ResultTable, rows: Sequence[Row]) -> list[tuple[str, str]]:
-    head = [(f"Loss at {table.trained_length}", "nats per token")]
+    words = words_of(table)
+    head = [(f"{_capital(words.loss)} at {table.trained_length}", words.per)]
     head += [
         (f"Against {table.baseline}", "paired by seed"),
-        (_capital(objective_of(table).scored), f"at {table.trained_length}"),
+        (_capital(words.scored), f"at {table.trained_length}"),
+        *((_capital(spoken(name)), "") for name in score_names(rows)),
     ]
-    head += [(f"Loss at {length}", f"{length / table.trained_length:g}x") for length in _other_lengths(table, rows)]
+    head += [
+        (f"{_capital(words.loss)} at {length}", f"{length / table.trained_length:g}x")
+        for length in _other_lengths(table, rows)
+    ]
     if pace(table, table.baseline):
         head.append(("Steps", f"to the end of {table.baseline}"))
     return [*head, ("Max change", "under shifted ids"), ("Rank", "by loss"), ("Seeds", "finished")]
@@ -156,11 +163,12 @@ def _quality_head(table: ResultTable, rows: Sequence[Row]) -> list[tuple[str, st
 def _quality_cells(table: ResultTable, rows: Sequence[Row], row: Row) -> list[Cell]:
     trained = row.trained
     at_length = {one.length: one for one in row.lengths}
-    accuracy = trained.accuracy if trained and trained.accuracy.n else None
+    mark = words_of(table).mark
+    scores = (trained.accuracy if trained else None, *(row.scores.get(name) for name in score_names(rows)))
     return [
         _loss_cell(trained),
         Cell("baseline", value=0.0, tone="open") if row.is_baseline else _difference_cell(trained),
-        Cell(f"{spread_text(accuracy, 1, 100.0)}%", value=accuracy.mean) if accuracy else Cell("–", tone="absent"),
+        *(Cell(score_text(one, mark), value=one.mean) if one and one.n else Cell("–", tone="absent") for one in scores),
         *(_loss_cell(at_length.get(length), table.baseline) for length in _other_lengths(table, rows)),
         *_pace_cells(table, row),
         Cell(shift_text(row.max_shift_change).replace("-", "–"), value=row.max_shift_change),
@@ -281,7 +289,7 @@ def _figures(table: ResultTable, rows: Sequence[Row]) -> list[Plot]:
         extremes = (
             f" Lowest at the end: {first.encoding} at {first.loss:.3f}; highest: {last.encoding} at {last.loss:.3f}."
         )
-    count = f"{len(table.encodings)} encodings"
+    count, words = f"{len(table.encodings)} encodings", words_of(table)
     drawings: tuple[tuple[str, Callable[..., Figure], str, str, str], ...] = (
         (
             "step",
@@ -295,7 +303,8 @@ def _figures(table: ResultTable, rows: Sequence[Row]) -> list[Plot]:
             "length",
             loss_by_length,
             "Loss by length",
-            f"Line plot: validation loss by window length for {count}, trained at {table.trained_length} tokens.",
+            f"Line plot: {words.measure} by window length for {count}, trained at {table.trained_length} "
+            f"{words.trained}.",
             "Loss on windows as long as in training (dotted line) and longer; a flat line keeps its quality on text "
             "longer than it ever saw, a rising one does not.",
         ),
@@ -311,7 +320,7 @@ def _figures(table: ResultTable, rows: Sequence[Row]) -> list[Plot]:
             "speed",
             speed_against_quality,
             "Speed against quality",
-            f"Scatter plot: validation loss against training tokens per second for {count}.",
+            f"Scatter plot: {words.measure} against training tokens per second for {count}.",
             "Each encoding's loss against its training speed; lower and farther right is better, and the dotted steps "
             "join those that no other beats in both.",
         ),
