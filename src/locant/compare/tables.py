@@ -99,8 +99,8 @@ def runs_csv(table: ResultTable) -> str:
     header = ["encoding", "options", "seed", "status", "reason", "seconds", "extra_parameters", "total_parameters"]
     header += [f"{what}_at_{length}" for length in lengths for what in scores]
     header += [f"loss_shifted_{shift}" for shift in shifts]
-    scores = list(dict.fromkeys(name for run in table.runs for name in run.scores))
-    header += scores
+    further = list(dict.fromkeys(name for run in table.runs for name in run.scores))
+    header += further
     rows = []
     for run in table.runs:
         at_length = {score.length: score for score in run.lengths}
@@ -109,7 +109,7 @@ def runs_csv(table: ResultTable) -> str:
         row += [run.seconds, run.extra_parameters, run.total_parameters]
         row += [getattr(at_length.get(length), what, None) for length in lengths for what in scores]
         row += [getattr(at_shift.get(shift), "loss", None) for shift in shifts]
-        row += [run.scores.get(name) for name in scores]
+        row += [run.scores.get(name) for name in further]
         rows.append(row)
     return as_csv(header, rows)
 
