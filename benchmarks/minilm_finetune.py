@@ -35,7 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {  # what is shown: what `ModelChoice` is to
 }
 BUDGET: dict[str, Any] = {"epochs": 1.0, "batch_size": 16, "learning_rate": 2e-4, "precision": "bfloat16"}
 TASKS: dict[str, FinetuneSettings] = {  # one learning rate for all models and all parameters: see docs/finetuning.md
-    "glue/sts-b": GlueSettings(**BUDGET, train_examples=4000),
+    "glue/sts-b": GlueSettings(**BUDGET, train_examples=2000),
     "glue/mrpc": GlueSettings(**BUDGET),
     "glue/cola": GlueSettings(**BUDGET, length=64),
     "glue/rte": GlueSettings(**BUDGET),

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -410,8 +411,15 @@ def test_every_epoch_shows_every_example_once_and_follows_from_the_seed() -> Non
     order = Schedule(features, 1, 9, 8).order
     assert len(order) == 72 and sorted(order) == sorted([*range(24)] * 3)
     assert order == Schedule(features, 1, 9, 8).order != Schedule(features, 2, 9, 8).order
-    assert len({features[n].input_ids.__len__() for n in order[:8]}) < 7, "examples of like length share a batch"
+    assert all(sorted(order[at : at + 24]) == [*range(24)] for at in (0, 24, 48))
     assert [item[1].id for item in (Schedule(features, 1, 9, 8)[k] for k in range(3))] == [str(n) for n in order[:3]]
+
+
+def test_batches_hold_examples_of_all_lengths() -> None:
+    lengths = [1 + n % 7 for n in range(1400)]
+    order = Schedule([Feature(str(n), [1] * n, [0] * n) for n in lengths], 1, 175, 8).order
+    means = [statistics.fmean(lengths[n] for n in order[at : at + 8]) for at in range(0, len(order), 8)]
+    assert statistics.stdev(means) == pytest.approx(2.0 / 8**0.5, rel=0.15), "as drawn at random"
 
 
 @pytest.mark.parametrize(("examples", "steps"), [(37, 10), (8, 2), (3, 1)])
