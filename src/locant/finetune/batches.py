@@ -44,8 +44,8 @@ def collate(features: Sequence[Feature], pad_id: int, with_types: bool) -> dict[
 class Schedule(Dataset[tuple[int, Feature]]):
     """The examples of all steps in a row: each epoch every example once, in an order of its own.
 
-    Examples of like length are not put together to save padding: their labels are alike, too, and batches that differ in
-    their mean label kept an encoder on STS-B from learning anything in 250 steps that it learns in 60 (docs/finetuning.md).
+    Examples of like length are not put together to save padding: their labels are alike, too, and batches that differ
+    in their mean label kept an encoder from learning STS-B (docs/finetuning.md).
     """
 
     def __init__(self, features: Sequence[Feature], seed: int, steps: int, batch_size: int) -> None:
