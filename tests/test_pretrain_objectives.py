@@ -46,7 +46,8 @@ def examples(documents: bool = False, rows: int = 4, length: int = 13) -> list[d
     for k in range(rows):
         ids = np.concatenate([[2], draw.integers(5, WORDS, length - 2 - k), [3]])
         more = {"document_ids": np.arange(len(ids)) // 5} if documents else {}
-        made.append({"input_ids": ids, "example_id": 10 + k, "epoch": 1, **more})
+        ended = {"ended": True} if k else {}
+        made.append({"input_ids": ids, "example_id": 10 + k, "epoch": 1, **ended, **more})
     return made
 
 
@@ -88,7 +89,9 @@ def test_next_token_loss_is_that_of_the_host_itself() -> None:
     batch = NextTokenBatch(vocabulary(), 1, MaskingConfig())(examples())
     plain = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
     assert called(objective, batch)["loss"].item() == pytest.approx(objective.host(**plain).loss.item(), rel=1e-5)
-    assert counts(batch).tolist() == [12 + 11 + 10 + 9, 13 + 12 + 11 + 10]
+    assert (batch["labels"][:, -1] == IGNORED).all()  # the [SEP] that closes a full window is no target
+    assert batch["labels"][1, 11] == 3  # the one that ends a text is
+    assert counts(batch).tolist() == [11 + 11 + 10 + 9, 13 + 12 + 11 + 10]
 
 
 @pytest.mark.parametrize("family", ["bert", "electra", "gpt2"])
@@ -109,13 +112,14 @@ def test_a_document_kept_apart_is_predicted_as_if_alone() -> None:
     collate = NextTokenBatch(vocabulary(), 1, MaskingConfig())
     (first, *_) = examples(documents=True)
     batch = collate([first])
-    assert (batch["labels"][0, [0, 5, 10]] == IGNORED).all() and (batch["labels"][0] != IGNORED).sum() == 10
+    assert (batch["labels"][0, [0, 5, 10, 12]] == IGNORED).all() and (batch["labels"][0] != IGNORED).sum() == 9
     together = called(objective, batch, num_items_in_batch=torch.tensor([1, 1]))["loss"]
-    alone = [
-        called(objective, collate([{**first, "input_ids": first["input_ids"][at : at + 5]} | {"document_ids": np.zeros(
-            len(first["input_ids"][at : at + 5]), dtype=int)}]), num_items_in_batch=torch.tensor([1, 1]))["loss"]
-        for at in (0, 5, 10)
-    ]  # fmt: skip
+    alone = []
+    for at in (0, 5, 10):
+        ids = first["input_ids"][at : at + 5]
+        own = {"input_ids": ids, "document_ids": np.zeros(len(ids), dtype=int), "ended": at < 10}
+        one = collate([{**first, **own}])
+        alone.append(called(objective, one, num_items_in_batch=torch.tensor([1, 1]))["loss"])
     assert together.item() == pytest.approx(sum(loss.item() for loss in alone), rel=1e-5)
 
 

@@ -209,7 +209,11 @@ class ReplacedBatch(MaskedBatch):
 
 
 class NextTokenBatch:
-    """Examples -> input_ids and labels: each token but the first of a window, and of a document kept apart."""
+    """Examples -> input_ids and labels: each token but the first of a window, and of a document kept apart.
+
+    A [SEP] that closes a full window is no target either: it says where the window was cut, and a model that is taught
+    it learns to end at the trained length.
+    """
 
     def __init__(self, vocabulary: Vocabulary, seed: int, masking: MaskingConfig) -> None:
         self.pad = vocabulary.pad
@@ -219,6 +223,9 @@ class NextTokenBatch:
         ids = _padded([example["input_ids"] for example in examples], self.pad)
         labels = ids.masked_fill(ids == self.pad, IGNORED)
         labels[:, 0] = IGNORED
+        for row, example in enumerate(examples):
+            if not example.get("ended"):
+                labels[row, len(example["input_ids"]) - 1] = IGNORED
         batch = {"input_ids": ids, "labels": labels, "attention_mask": (ids != self.pad).long()}
         if "document_ids" in examples[0]:
             documents = _padded([example["document_ids"] for example in examples], -1)

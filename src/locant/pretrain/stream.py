@@ -164,7 +164,8 @@ class WindowStream:
             tokens = self._tokens(place)
             piece = tokens[place.token : place.token + self.length - 2]
             if not self.special[piece].all():
-                windows.append({"input_ids": np.concatenate([[self.cls], piece, [self.sep]])})
+                ended = {"ended": True} if len(piece) < self.length - 2 else {}
+                windows.append({"input_ids": np.concatenate([[self.cls], piece, [self.sep]]), **ended})
             end = place.token + len(piece)
             place = dataclasses.replace(place, token=end) if end < len(tokens) else self._next(place)
         return windows, place

@@ -36,7 +36,7 @@ class Examples(Protocol):
     """The examples of one stage in the order they are used: number k is fixed by the seed and k alone."""
 
     def __getitem__(self, index: int, /) -> dict[str, Any]:
-        """One example: input_ids, example_id, epoch, and document_ids where documents are kept apart."""
+        """One example: input_ids, example_id, epoch; document_ids where documents are kept apart; maybe ended."""
         ...
 
 
@@ -184,9 +184,9 @@ def stage_at(stages: Sequence[Stage], step: int) -> tuple[int, int]:
 
 
 def trimmed(example: dict[str, Any], pad: int) -> dict[str, Any]:
-    """Without the padding behind it, which a batch adds as far as it needs it."""
+    """Without the padding behind it, which a batch adds as far as it needs it; ``ended``: the text ended there."""
     ids = example["input_ids"]
-    return example if ids[-1] != pad else {**example, "input_ids": ids[: int((ids != pad).sum())]}
+    return example if ids[-1] != pad else {**example, "input_ids": ids[: int((ids != pad).sum())], "ended": True}
 
 
 def ready_tokenizer(tokenizer: PreTrainedTokenizerFast, length: int | None) -> PreTrainedTokenizerFast:
