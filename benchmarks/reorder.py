@@ -25,7 +25,8 @@ from tqdm import tqdm
 
 from locant.compare.environment import environment
 from locant.training.mlm import EncodingChoice, ModelSize, TrainSettings
-from locant.training.translation import TranslationCollate, Translations, build_marian, train_translation, translate
+from locant.training.trainer import train
+from locant.training.translation import TranslationCollate, Translations, build_marian, make_objective, translate
 
 PAD, END, FIRST, WORDS = 0, 1, 2, 100
 SIZE = ModelSize(num_layers=2, model_dim=64, num_heads=4, dropout=0.0, init_std=0.1)
@@ -88,16 +89,15 @@ def bleu(model: Any, pairs: Translations) -> float:
 
 def run(order: str, kind: str, seed: int, steps: int, count: int) -> dict[str, Any]:
     """One model from one seed."""
-    train = sentences(order, count, 5, 12, seed=1)
+    learned = sentences(order, count, 5, 12, seed=1)
     tests = {"trained": sentences(order, 300, 5, 12, seed=2), "longer": sentences(order, 300, 13, 18, seed=3)}
     choice = EncodingChoice("sinusoidal" if kind == "sinusoidal" else "dpe", label=kind)
     built = build_marian(SIZE, FIRST + 2 * WORDS, 32, choice, seed, PAD, END)
-    pairs = shuffled(train, seed) if kind == "shuffled" else train
+    pairs = shuffled(learned, seed) if kind == "shuffled" else learned
     settings = TrainSettings(steps=steps, batch_size=64, learning_rate=2e-3, warmup_fraction=0.1, device="cpu")
     with tempfile.TemporaryDirectory() as folder:
-        curve = train_translation(
-            built, pairs, TranslationCollate(pairs, PAD, END), settings, seed, work_dir=Path(folder)
-        )
+        objective, collate = make_objective(built.model), TranslationCollate(pairs, PAD, END)
+        curve = train(objective, pairs, collate, built, settings, seed, work_dir=Path(folder))
     scores = {
         name: {"bleu": bleu(built.model, test), "misplaced": misplaced(built.model, test)}
         for name, test in tests.items()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import locant.hf
 from locant.compare.evaluate import CausalValidation
 from locant.compare.executors import InlineExecutor
 from locant.compare.grid import compare
@@ -86,6 +87,24 @@ def test_one_problem_alone_fills_the_folder_itself(tmp_path: Path):
     assert found.trained_length == 3 and found.speeds["none"].train_tokens_per_second
 
 
+def test_kept_models_of_a_problem_load_and_are_the_ones_that_were_scored(tmp_path: Path):
+    recipe = read_recipe(one_problem(encodings=["t5"], train={"checkpoints": 1}))
+    (tables,) = compare_series(recipe, tmp_path, executor=InlineExecutor).values()
+    (start, _), (last, folder) = course.kept(tmp_path / "runs" / "t5-seed1")
+    assert (start.step, last.step) == (0, 3) and last.loss == tables.runs[0].lengths[0].loss != start.loss
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert [attachment.stack.name for _, _, attachment in locant.hf.attachments(model)] == ["t5"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    data: Any = find_objective("length_generalization").read(recipe, tmp_path / "text")
+    pairs = Pairs.join(
+        [(tokenizer(one.prompt).input_ids, tokenizer(one.target).input_ids) for one in data.split.validation],
+        tokenizer.eos_token_id,
+    )
+    batch = PairCollate(pairs, tokenizer.pad_token_id)([{"example_id": k} for k in range(len(pairs))])
+    logits, targets = next_token_logits(model, batch["input_ids"], batch["labels"], batch["attention_mask"])
+    assert torch.nn.functional.cross_entropy(logits, targets).item() == pytest.approx(last.loss, abs=1e-5)
+
+
 def test_several_problems_are_not_one_comparison(tmp_path: Path):
     with pytest.raises(ValueError, match="names 2 problems"):
         compare(read_recipe(problem_table()), tmp_path)
@@ -106,7 +125,6 @@ def test_several_problems_are_not_one_comparison(tmp_path: Path):
         (problem_table(problems={"names": ["lego"], "ranges": {"lego": [[4, 8], [9, 30]]}}), "at most 26"),
         (problem_table(problems={"ranges": {"addition": [[0, 2], [3, 4]]}}), r"length = \(0, 0\)"),
         (problem_table(train={"length": 64}), "train.length = 64 has no meaning"),
-        (problem_table(train={"checkpoints": 2}), "train.checkpoints = 2, but task = 'length_generalization'"),
         (problem_table(text={"text": "x"}), "text.text = 'x' has no meaning for task = 'length_generalization'"),
         (problem_table(evaluate={"shifts": [5]}), r"evaluate.shifts = \(5,\) has no meaning"),
         (problem_table(encodings=["nome"]), "did you mean 'none'"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from locant.lengthgen import (
     PROBLEMS,
@@ -157,6 +158,19 @@ def test_a_target_tokenizes_the_same_alone_and_behind_its_prompt():
             joined = tokenizer.encode(one.prompt + one.target)
             assert joined == tokenizer.encode(one.prompt) + tokenizer.encode(one.target), (problem.name, form)
             assert tokenizer.encode(tokenizer.decode(joined)) == joined
+
+
+def test_a_saved_tokenizer_is_the_same_to_transformers(tmp_path: Path):
+    texts = []
+    for problem in PROBLEMS.values():
+        pad = SCRATCHPADS["full"] if problem.scratchpad else None
+        one = problem.make(bins(problem, *problem.train)[-1], rng(4), pad)
+        texts += [one.prompt, one.target, one.prompt + one.target]
+    tokenizer = SymbolTokenizer.of(texts)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert [loaded(text).input_ids for text in (*texts, "é x")] == [tokenizer.encode(text) for text in (*texts, "é x")]
+    assert (loaded.pad_token_id, loaded.eos_token_id) == (tokenizer.pad_id, tokenizer.end_id)
 
 
 def test_unknown_symbols_padding_and_end():

@@ -9,7 +9,7 @@ from locant.compare.objective import OnStep
 from locant.compare.recipe import Recipe
 from locant.compare.text import PreparedText
 from locant.compare.text_windows import TextTask, WindowTrial
-from locant.training.causal import WindowCollate, build_gpt2, train_causal
+from locant.training.causal import WindowCollate, build_gpt2, make_objective
 from locant.training.mlm import EncodingChoice, LossPoint, TrainSettings
 
 
@@ -25,8 +25,11 @@ class CausalTrial(WindowTrial):
 
     def train(self, settings: TrainSettings, work_dir: Path, on_step: OnStep) -> tuple[LossPoint, ...]:
         """Windows follow from the seed."""
-        return train_causal(
-            self.built, self.windows, WindowCollate(), settings, self.seed, work_dir=work_dir, on_step=on_step
+        from locant.training.trainer import train
+
+        objective, collate = make_objective(self.built.model), WindowCollate()
+        return train(
+            objective, self.windows, collate, self.built, settings, self.seed, work_dir=work_dir, on_step=on_step
         )
 
     def infer(self) -> None:

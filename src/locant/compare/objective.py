@@ -39,6 +39,7 @@ class Trial(Protocol):
 
     built: BuiltModel
     steps: int  # of its training
+    tokenizer: Any  # is kept beside the model, by its `save_pretrained(folder)`
     tokens_per_step: int  # read in a training step, about
     tokens_per_pass: int  # read by `infer`
 
@@ -64,10 +65,6 @@ class Trial(Protocol):
 
     def by_shift(self) -> tuple[ShiftScore, ...]:
         """Loss with all position ids shifted; empty where that has no meaning."""
-        ...
-
-    def keep(self, run: Path, step: int, loss: float) -> None:
-        """Keeps the model at a step below a run's folder. Raises: OSError."""
         ...
 
 
@@ -139,15 +136,6 @@ def refuse_unused(recipe: Recipe, task: str, tables: tuple[str, ...]) -> None:
             raise ValueError(
                 f"recipe: {name}.{changed} = {getattr(came, changed)!r} has no meaning for task = {task!r}; drop it"
             )
-
-
-def refuse_checkpoints(recipe: Recipe) -> None:
-    """Raise a ValueError where a recipe of a task other than those over text asks for models on their way."""
-    if recipe.train.checkpoints:
-        raise ValueError(
-            f"recipe: train.checkpoints = {recipe.train.checkpoints}, but task = {recipe.task!r} keeps no model on its "
-            "way; write 0, or take task = 'mlm' or 'causal_lm'"
-        )
 
 
 def refuse_windows(recipe: Recipe, task: str, instead: str) -> None:

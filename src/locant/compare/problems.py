@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from locant.compare.fields import near
-from locant.compare.objective import OnStep, refuse_checkpoints, refuse_unused, refuse_windows
+from locant.compare.objective import OnStep, refuse_unused, refuse_windows
 from locant.compare.results import LengthScore, ShiftScore
 from locant.compare.words import Words
 from locant.lengthgen import SCRATCHPADS, Example, Split, SymbolTokenizer, bucket, edit_distance, is_right, split_facts
@@ -111,7 +111,6 @@ class LengthGeneralization:
         task, settings = "length_generalization", recipe.problems
         refuse_unused(recipe, task, ("text", "tokenizer", "masking", "pairs", "finetune"))
         refuse_windows(recipe, task, "problems.ranges = { copy_rsc = [[2, 10], [11, 20]] }")
-        refuse_checkpoints(recipe)
         if not settings.names:
             raise ValueError(f'recipe: task = {task!r} names no problem; write problems.names = ["copy_rsc", "parity"]')
         for name in settings.names:
@@ -211,6 +210,7 @@ class ProblemTrial:
         from locant.training.causal import PairCollate, Pairs, build_gpt2
 
         self.recipe, self.seed, self.data, self.steps = recipe, seed, data, recipe.train.steps
+        self.tokenizer = data.tokenizer
         longest = recipe.model.max_positions or data.longest
         if longest < data.longest:
             raise ValueError(
@@ -229,10 +229,12 @@ class ProblemTrial:
 
     def train(self, settings: TrainSettings, work_dir: Path, on_step: OnStep) -> tuple[LossPoint, ...]:
         """The order of the examples follows from the seed."""
-        from locant.training.causal import train_causal
+        from locant.training.causal import make_objective
+        from locant.training.trainer import train
 
-        return train_causal(
-            self.built, self.pairs, self.collate, settings, self.seed, work_dir=work_dir, on_step=on_step
+        objective = make_objective(self.built.model)
+        return train(
+            objective, self.pairs, self.collate, self.built, settings, self.seed, work_dir=work_dir, on_step=on_step
         )
 
     def infer(self) -> None:
@@ -260,10 +262,6 @@ class ProblemTrial:
     def by_shift(self) -> tuple[ShiftScore, ...]:
         """Not asked."""
         return ()
-
-    def keep(self, run: Path, step: int, loss: float) -> None:
-        """Not reached: recipes with checkpoints are refused."""
-        raise NotImplementedError(f"length_generalization: models are not kept on their way (step {step})")
 
     def _batch_size(self) -> int:
         return max(1, self.recipe.evaluate.batch_tokens // self.data.longest)

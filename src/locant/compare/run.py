@@ -134,7 +134,8 @@ def _keeper(recipe: Recipe, trial: Trial, work_dir: Path) -> Callable[[int], Non
         if step not in recipe.train.checkpoint_steps:
             return
         try:
-            trial.keep(work_dir, step, _in_training(trial))
+            milestone = course.Milestone(step, step * trial.tokens_per_step, _in_training(trial))
+            course.keep(work_dir, trial.built.model, trial.tokenizer, milestone)
         except OSError as error:
             raise unwritable(work_dir / course.FOLDER, error) from error
 

@@ -69,6 +69,7 @@ class WindowTrial:
         train = recipe.train
         self.recipe, self.choice, self.seed, self.text = recipe, choice, seed, text
         self.built, self.scores, self.steps = built, scores, train.steps
+        self.tokenizer = text.tokenizer
         self.windows = make_windows(text.train, train.length, text.tokenizer)
         self.tokens_per_step = train.batch_size * train.length
         self.tokens_per_pass = len(self.windows.ids[: train.batch_size]) * train.length
@@ -105,10 +106,3 @@ class WindowTrial:
     def by_shift(self) -> tuple[ShiftScore, ...]:
         """At the trained length."""
         return self.scores.by_shift(self.built.model, self.recipe.train.length, self.max_length)
-
-    def keep(self, run: Path, step: int, loss: float) -> None:
-        """Model and tokenizer, as a folder that loads."""
-        from locant.hf import course
-
-        milestone = course.Milestone(step, step * self.tokens_per_step, loss)
-        course.keep(run, self.built.model, self.text.tokenizer, milestone)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from locant.compare.objective import OnStep, refuse_checkpoints, refuse_unused, refuse_windows
+from locant.compare.objective import OnStep, refuse_unused, refuse_windows
 from locant.compare.results import LengthScore, ShiftScore
 from locant.compare.words import Words
 
@@ -70,7 +70,6 @@ class Translation:
         """Files must be named; running text, masks and shifts have no meaning."""
         refuse_unused(recipe, "translation", ("text", "masking", "problems", "finetune"))
         refuse_windows(recipe, "translation", "pairs.max_train_tokens = 16")
-        refuse_checkpoints(recipe)
         for name in ("source", "target", "test_source", "test_target"):
             if not getattr(recipe.pairs, name):
                 raise ValueError(
@@ -226,7 +225,7 @@ class TranslationTrial:
         from locant.data.tokenizer import special_id
         from locant.training.translation import TranslationCollate, build_marian
 
-        self.recipe, self.seed, self.data, self.train_pairs = recipe, seed, data, data.train
+        self.recipe, self.seed, self.data, self.tokenizer = recipe, seed, data, data.tokenizer
         self.steps = recipe.train.steps
         longest = recipe.model.max_positions or data.longest
         if longest < data.longest:
@@ -234,10 +233,9 @@ class TranslationTrial:
                 f"recipe: model.max_positions = {longest}, but sentences have up to {data.longest} tokens; write more, "
                 "or 0 for automatic"
             )
-        tokenizer = data.tokenizer
-        self.pad_id, self.end_id = (special_id(tokenizer, role) for role in ("pad_token", "sep_token"))
+        self.pad_id, self.end_id = (special_id(data.tokenizer, role) for role in ("pad_token", "sep_token"))
         self.built: BuiltModel = build_marian(
-            recipe.model, len(tokenizer), longest, choice, seed, self.pad_id, self.end_id
+            recipe.model, len(data.tokenizer), longest, choice, seed, self.pad_id, self.end_id
         )
         self.collate = TranslationCollate(data.train, self.pad_id, self.end_id)
         tokens = sum(len(ids) + 1 for ids in (*data.train.sources, *data.train.targets))
@@ -247,10 +245,12 @@ class TranslationTrial:
 
     def train(self, settings: TrainSettings, work_dir: Path, on_step: OnStep) -> tuple[LossPoint, ...]:
         """The order of the pairs follows from the seed."""
-        from locant.training.translation import train_translation
+        from locant.training.trainer import train
+        from locant.training.translation import make_objective
 
-        return train_translation(
-            self.built, self.train_pairs, self.collate, settings, self.seed, work_dir=work_dir, on_step=on_step
+        objective, pairs = make_objective(self.built.model), self.data.train
+        return train(
+            objective, pairs, self.collate, self.built, settings, self.seed, work_dir=work_dir, on_step=on_step
         )
 
     def infer(self) -> None:
@@ -285,10 +285,6 @@ class TranslationTrial:
     def by_shift(self) -> tuple[ShiftScore, ...]:
         """Not asked."""
         return ()
-
-    def keep(self, run: Path, step: int, loss: float) -> None:
-        """Not reached: recipes with checkpoints are refused."""
-        raise NotImplementedError(f"translation: models are not kept on their way (step {step})")
 
     def _tests(self) -> dict[int, list[int]]:
         """Which test pairs stand for each length."""

@@ -221,6 +221,7 @@ class TuningTrial:
         # the model as it is saved has nothing to learn at that rate
         self.settings = settings if added else replace(settings, position_learning_rate=0.0)
         self.steps = settings.steps(len(problem.train))
+        self.tokenizer = data.tokenizer
         tokens = sum(len(feature.input_ids) for feature in problem.train)
         self.tokens_per_step = round(tokens / len(problem.train) * settings.batch_size)
         self.tokens_per_pass = int(self._inputs(settings.batch_size, labels=False)["attention_mask"].sum())
@@ -302,10 +303,6 @@ class TuningTrial:
     def by_shift(self) -> tuple[ShiftScore, ...]:
         """Not asked."""
         return ()
-
-    def keep(self, run: Path, step: int, loss: float) -> None:
-        """Not reached: recipes with checkpoints are refused."""
-        raise NotImplementedError(f"finetune: models are not kept on their way (step {step})")
 
 
 def _curve(steps: list[dict[str, Any]]) -> tuple[LossPoint, ...]:

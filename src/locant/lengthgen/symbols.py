@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 ASCII = tuple(string.digits + string.ascii_lowercase + string.ascii_uppercase + "!$%&()*+,-./:;")
 PAD, END, UNKNOWN = "[PAD]", "[END]", "[UNK]"
@@ -73,3 +74,15 @@ class SymbolTokenizer:
             if i != self.pad_id:
                 symbols.append(self.vocabulary[i])
         return " ".join(symbols)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes it as a tokenizer that `transformers.AutoTokenizer` loads, with the same ids."""
+        from tokenizers import Regex, Tokenizer
+        from tokenizers.models import WordLevel
+        from tokenizers.pre_tokenizers import Split
+        from transformers import PreTrainedTokenizerFast
+
+        whole = Tokenizer(WordLevel(self.ids, unk_token=UNKNOWN))
+        whole.pre_tokenizer = Split(Regex(_SYMBOL.pattern), behavior="removed", invert=True)
+        special = {"pad_token": PAD, "eos_token": END, "unk_token": UNKNOWN}
+        PreTrainedTokenizerFast(tokenizer_object=whole, **special).save_pretrained(str(folder))

@@ -7,18 +7,14 @@ encoding is attached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from locant.training.mlm import BuiltModel, EncodingChoice, LossPoint, ModelSize, TrainSettings, assemble
+from locant.training.mlm import BuiltModel, EncodingChoice, ModelSize, assemble
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
-
-    from locant.data import Windows
 
 IGNORED = -100  # label of tokens that are not predicted
 
@@ -144,62 +140,10 @@ def make_objective(host: Any) -> Any:
     return CausalObjective()
 
 
-def train_causal(
-    built: BuiltModel,
-    windows: Windows | Pairs,
-    collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
-    settings: TrainSettings,
-    seed: int,
-    *,
-    work_dir: Path,
-    on_step: Callable[[int, float], bool | None] | None = None,
-) -> tuple[LossPoint, ...]:
-    """Trains in place with a Hugging Face Trainer and returns the loss curve.
-
-    `on_step(step, loss)` is called after every step; when it returns True training stops there.
-    Raises: DivergedError when the loss is not finite.
-    """
-    from locant.data import ScheduledDataset
-    from locant.training.trainer import plain_trainer
-
-    dataset = ScheduledDataset(windows, seed, settings.steps * settings.batch_size)
-    trainer = plain_trainer(make_objective(built.model), dataset, collate, built, settings, seed, work_dir, on_step)
-    trainer.train()
-    return trainer.curve
-
-
 def generate(
     host: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, pad_id: int, end_id: int, batch_size: int = 64
 ) -> list[list[int]]:
-    """Greedy continuations with a key-value cache, in the order of the prompts; they stop at ``end_id``.
+    """Greedy continuations with a key-value cache, in the order of the prompts; they stop at ``end_id``."""
+    from locant.training.writing import write
 
-    Prompts of a batch are padded on the left; position ids are counted over the mask, so padding shifts nothing.
-    """
-    import torch
-
-    order = sorted(range(len(prompts)), key=lambda k: len(prompts[k]))
-    device = next(host.parameters()).device
-    written: list[list[int]] = [[] for _ in prompts]
-    host.eval()
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        width = max(len(prompts[k]) for k in chosen)
-        ids = torch.full((len(chosen), width), pad_id)
-        mask = torch.zeros_like(ids)
-        for row, k in enumerate(chosen):
-            ids[row, width - len(prompts[k]) :] = torch.tensor(prompts[k])
-            mask[row, width - len(prompts[k]) :] = 1
-        with torch.no_grad():
-            out = host.generate(
-                ids.to(device),
-                attention_mask=mask.to(device),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                num_beams=1,
-                use_cache=True,
-                pad_token_id=pad_id,
-                eos_token_id=end_id,
-            )
-        for row, k in enumerate(chosen):
-            written[k] = out[row, width:].tolist()
-    return written
+    return write(host, prompts, pad_id, batch_size, max_new_tokens, pad_token_id=pad_id, eos_token_id=end_id)

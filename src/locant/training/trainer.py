@@ -137,14 +137,34 @@ def make_trainer(
     on_step: Callable[[int, float], bool | None] | None = None,
 ) -> MlmTrainer:
     """A Trainer of masked language models with one data schedule and one optimizer for every encoding."""
-    dataset = ScheduledDataset(windows, seed, settings.steps * settings.batch_size)
     collate = Collate(MlmCollator(Vocabulary.from_tokenizer(tokenizer), seed, masking))
-    return plain_trainer(MlmObjective(built.model), dataset, collate, built, settings, seed, work_dir, on_step)
+    return plain_trainer(MlmObjective(built.model), windows, collate, built, settings, seed, work_dir, on_step)
+
+
+def train(
+    objective: nn.Module,
+    rows: Any,
+    collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    built: BuiltModel,
+    settings: TrainSettings,
+    seed: int,
+    *,
+    work_dir: Path,
+    on_step: Callable[[int, float], bool | None] | None = None,
+) -> tuple[LossPoint, ...]:
+    """Trains in place with a Hugging Face Trainer and returns the loss curve; arguments as of `plain_trainer`.
+
+    `on_step(step, loss)` is called after every step; when it returns True training stops there.
+    Raises: DivergedError when the loss is not finite.
+    """
+    trainer = plain_trainer(objective, rows, collate, built, settings, seed, work_dir, on_step)
+    trainer.train()
+    return trainer.curve
 
 
 def plain_trainer(
     objective: nn.Module,
-    dataset: Any,
+    rows: Any,
     collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
     built: BuiltModel,
     settings: TrainSettings,
@@ -152,10 +172,12 @@ def plain_trainer(
     work_dir: Path,
     on_step: Callable[[int, float], bool | None] | None = None,
 ) -> MlmTrainer:
-    """A Trainer of any objective whose forward gives a `loss`; it reads the data in order and writes nothing to disk.
+    """A Trainer of any objective whose forward gives a `loss`; it writes nothing to disk.
 
-    ``objective`` keeps the model as ``host``; batches of ``collate`` name their examples in ``example_ids``.
+    ``objective`` keeps the model as ``host``. ``rows`` (`Windows`, `Pairs`, `Translations`) are read in an order that
+    follows from the seed; batches of ``collate`` name their examples in ``example_ids``.
     """
+    dataset = ScheduledDataset(rows, seed, settings.steps * settings.batch_size)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     arguments = TrainingArguments(
         output_dir=str(work_dir),

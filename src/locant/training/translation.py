@@ -7,16 +7,14 @@ reported apart: losses in tables are those of the translation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from locant.training.causal import IGNORED
-from locant.training.mlm import BuiltModel, EncodingChoice, LossPoint, ModelSize, TrainSettings, assemble
+from locant.training.mlm import BuiltModel, EncodingChoice, ModelSize, assemble
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
 TABLES = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
@@ -189,55 +187,12 @@ def target_logits(host: Any, input_ids: Tensor, attention_mask: Tensor, labels: 
     return host.lm_head(hidden[predicted]) + host.final_logits_bias, labels[predicted]
 
 
-def train_translation(
-    built: BuiltModel,
-    pairs: Translations,
-    collate: TranslationCollate,
-    settings: TrainSettings,
-    seed: int,
-    *,
-    work_dir: Path,
-    on_step: Callable[[int, float], bool | None] | None = None,
-) -> tuple[LossPoint, ...]:
-    """Trains in place with a Hugging Face Trainer and returns the loss curve (of the whole loss).
-
-    `on_step(step, loss)` is called after every step; when it returns True training stops there.
-    Raises: DivergedError when the loss is not finite.
-    """
-    from locant.data import ScheduledDataset
-    from locant.training.trainer import plain_trainer
-
-    dataset = ScheduledDataset(pairs, seed, settings.steps * settings.batch_size)
-    trainer = plain_trainer(make_objective(built.model), dataset, collate, built, settings, seed, work_dir, on_step)
-    trainer.train()
-    return trainer.curve
-
-
 def translate(
     host: Any, sources: Sequence[Sequence[int]], longest: int, pad_id: int, end_id: int, beams: int, batch_size: int
 ) -> list[list[int]]:
     """Translations with a key-value cache, in the order of the sources, without special tokens."""
-    import torch
+    from locant.training.writing import write
 
-    order = sorted(range(len(sources)), key=lambda k: len(sources[k]))
-    device = next(host.parameters()).device
-    written: list[list[int]] = [[] for _ in sources]
-    host.eval()
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        rows = [(*sources[k], end_id) for k in chosen]
-        ids = _padded(rows, pad_id)
-        real = torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
-        with torch.no_grad():
-            out = host.generate(
-                ids.to(device),
-                attention_mask=real.long().to(device),
-                max_new_tokens=longest,
-                do_sample=False,
-                num_beams=beams,
-                use_cache=True,
-                bad_words_ids=[[pad_id]],
-            )
-        for row, k in enumerate(chosen):
-            written[k] = [token for token in out[row, 1:].tolist() if token not in (pad_id, end_id)]
-    return written
+    rows = [(*source, end_id) for source in sources]
+    written = write(host, rows, pad_id, batch_size, longest, beams, bad_words_ids=[[pad_id]])
+    return [[token for token in one if token not in (pad_id, end_id)] for one in written]
