@@ -23,10 +23,10 @@ from locant.compare.results import (
     ShiftScore,
     Speed,
     read_results,
-    write_atomically,
 )
 from locant.compare.summary import compare, spread, summarise, t_critical
 from locant.compare.tables import encodings_csv, runs_csv, to_text
+from locant.training.folder import write_atomically
 from tests.compare_tables import PROFILES, make_table
 
 NAN = float("nan")
