@@ -366,7 +366,7 @@ def local(recipe: Recipe, out: Path) -> ResultTable:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_node_killed_in_the_middle_loses_nothing_and_nothing_is_done_twice(text: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="ray is not installed")
     recipe_file, out, events = tmp_path / "tiny.toml", tmp_path / "out", tmp_path / "events.jsonl"
     recipe_file.write_text(toml(longer(text)), encoding="utf-8")
     expected = local(read_recipe(longer(text)), tmp_path / "local")
@@ -401,7 +401,7 @@ def test_a_node_killed_in_the_middle_loses_nothing_and_nothing_is_done_twice(tex
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_stopped_on_a_cluster_it_keeps_what_is_finished_and_goes_on(text: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="ray is not installed")
     recipe_file, out = tmp_path / "tiny.toml", tmp_path / "out"
     recipe_file.write_text(toml(longer(text)), encoding="utf-8")
     with Nodes(1) as nodes:
@@ -433,7 +433,7 @@ def test_stopped_on_a_cluster_it_keeps_what_is_finished_and_goes_on(text: Path, 
 
 @pytest.mark.slow
 def test_no_cluster_on_this_machine_is_said(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="ray is not installed")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     command = [sys.executable, "-m", "locant.cli", "compare", str(recipe_file), "--ray"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
