@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from locant.compare.fields import near
-from locant.training.mlm import BuiltModel, EncodingChoice, assemble
+from locant.training.mlm import BuiltModel, EncodingChoice, assemble, check_shape
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,7 @@ class HostChoice:
                 "width of its layers; leave it out, or take albert or electra"
             )
         size = self.sizes
-        if size.model_dim % size.num_heads:
-            raise ValueError(
-                f"num_heads = {size.num_heads} does not divide model_dim = {size.model_dim}; choose one of "
-                f"{[n for n in range(1, 33) if size.model_dim % n == 0]}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout = {self.dropout}, needed 0 <= dropout < 1")
-        if not 0 < self.init_std <= 1:
-            raise ValueError(f"init_std = {self.init_std}, needed a number above 0 and up to 1")
+        check_shape(size.model_dim, size.num_heads, self.dropout, self.init_std)
 
     @property
     def sizes(self) -> Size:

@@ -76,29 +76,26 @@ class Masked(Objective):
         **positions: Tensor,
     ) -> dict[str, Tensor]:
         """``num_items_in_batch``: predicted and real tokens of the whole step."""
-        logits, targets = _masked_logits(self.host, self.family, input_ids, labels, positions)
+        logits, targets = self.predicted(input_ids, labels, positions)
         return {"loss": _shared_entropy(logits, targets, num_items_in_batch)}
 
+    def predicted(
+        self, input_ids: Int[Tensor, "B I"], labels: Int[Tensor, "B I"], positions: dict[str, Tensor]
+    ) -> tuple[Float[Tensor, "N V"], Int[Tensor, "N"]]:
+        """Logits and targets of the tokens that carry a label."""
+        return _masked_logits(self.host, self.family, input_ids, labels, positions)
 
-class Causal(Objective):
+
+class Causal(Masked):
     """Cross-entropy of every next token."""
 
-    def __init__(self, host: Any, family: Family) -> None:
-        super().__init__(host)
-        self.family = family
-
-    def forward(
-        self,
-        input_ids: Int[Tensor, "B I"],
-        labels: Int[Tensor, "B I"],
-        num_items_in_batch: Int[Tensor, "2"],
-        **positions: Tensor,
-    ) -> dict[str, Tensor]:
-        """As `Masked.forward`; a token is predicted from the one before it."""
+    def predicted(
+        self, input_ids: Int[Tensor, "B I"], labels: Int[Tensor, "B I"], positions: dict[str, Tensor]
+    ) -> tuple[Float[Tensor, "N V"], Int[Tensor, "N"]]:
+        """The same; a token is predicted from the one before it."""
         hidden = _hidden(self.host, input_ids, {**positions, "use_cache": False})
-        predicted = labels[:, 1:] != IGNORED
-        logits = self.family.predict(self.host, hidden[:, :-1][predicted])
-        return {"loss": _shared_entropy(logits, labels[:, 1:][predicted], num_items_in_batch)}
+        labeled = labels[:, 1:] != IGNORED
+        return self.family.predict(self.host, hidden[:, :-1][labeled]), labels[:, 1:][labeled]
 
 
 class Electra(Objective):

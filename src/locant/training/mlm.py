@@ -26,6 +26,19 @@ if TYPE_CHECKING:
 MIN_LENGTH = 8  # tokens in a window, [CLS] and [SEP] among them
 
 
+def check_shape(model_dim: int, num_heads: int, dropout: float, init_std: float) -> None:
+    """What holds of every host. Raises: ValueError."""
+    if model_dim % num_heads:
+        raise ValueError(
+            f"num_heads = {num_heads} does not divide model_dim = {model_dim}; "
+            f"choose one of {[n for n in range(1, 33) if model_dim % n == 0]}"
+        )
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout = {dropout}, needed 0 <= dropout < 1")
+    if not 0 < init_std <= 1:
+        raise ValueError(f"init_std = {init_std}, needed a number above 0 and up to 1")
+
+
 @dataclass(frozen=True)
 class ModelSize:
     """Size of the BERT that all encodings share."""
@@ -44,15 +57,7 @@ class ModelSize:
         for name in ("num_layers", "model_dim", "num_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}, needed at least 1")
-        if self.model_dim % self.num_heads:
-            raise ValueError(
-                f"num_heads = {self.num_heads} does not divide model_dim = {self.model_dim}; "
-                f"choose one of {[n for n in range(1, 33) if self.model_dim % n == 0]}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout = {self.dropout}, needed 0 <= dropout < 1")
-        if not 0 < self.init_std <= 1:
-            raise ValueError(f"init_std = {self.init_std}, needed a number above 0 and up to 1")
+        check_shape(self.model_dim, self.num_heads, self.dropout, self.init_std)
         for name in ("hidden_dim", "max_positions"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)}, needed 0 (automatic) or more")
