@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,10 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_curve(model: Path, glue: Path
 
         trial = TuningTrial(recipe, recipe.choice("beside"), 1, data)
         curve = trial.train(recipe.train, tmp_path / folder, on_step)
-        return [(point.step, point.tokens, point.loss) for point in curve], trial.by_length(), seen
+        found = trial.validation_loss()
+        (score,) = trial.by_length()
+        assert found == score.loss is not None
+        return [(point.step, point.tokens, point.loss) for point in curve], score, seen
 
     whole = train("whole")
     with pytest.raises(KeyboardInterrupt):
@@ -190,6 +194,7 @@ def test_constant_predictions_have_no_correlation_and_say_so(model: Path, glue: 
     trial.data.problem.evaluate = lambda *_: {"dev": type("S", (), {"scores": {"pearson": None}})}  # type: ignore[method-assign]
     (score,) = trial.by_length()
     assert score.loss is None and score.reason == "all predictions are equal, so no correlation is defined"
+    assert math.isnan(trial.validation_loss())
 
 
 def test_the_main_score_is_the_first_one() -> None:

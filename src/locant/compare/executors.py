@@ -93,6 +93,7 @@ class _Slot(threading.Thread):
         self.stopped = False
 
     def run(self) -> None:
+        """Until nothing waits, or it is stopped."""
         try:
             while not self.stopped:
                 try:

@@ -9,6 +9,7 @@ are ranked by their error: the points that the main score of the first dev set i
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -272,24 +273,29 @@ class TuningTrial:
         self.built.model.base_model(**{name: value.to(device) for name, value in batch.items()})
 
     def validation_loss(self) -> float:
-        """Not asked: recipes of this task have no points on the way."""
-        raise NotImplementedError("finetune: models are not validated on their way")
+        """The error on the first dev set; not a number where its score is not defined."""
+        error = self._error()
+        return math.nan if error is None else error
 
     def by_length(self) -> tuple[LengthScore, ...]:
         """The main score of the first dev set, after which checkpoints are no longer needed."""
         from locant.training.checkpoints import PREFIX
 
-        self._scored = self.data.problem.evaluate(self.trainer.model_wrapped, self.trainer)
+        error = self._error()
         for checkpoint in self.trainer.folder.glob(f"{PREFIX}*"):
             shutil.rmtree(checkpoint)
         score = next(iter(self._all_scores().values()))
         reason = "all predictions are equal, so no correlation is defined" if score is None else None
-        error = None if score is None else 100 * (1 - score)
         return (LengthScore(self.data.settings.length, 1, error, score, reason),)
 
     def further_scores(self) -> dict[str, float | None]:
         """All scores but the main one; those of further dev sets bear its name."""
         return dict(list(self._all_scores().items())[1:])
+
+    def _error(self) -> float | None:
+        self._scored = self.data.problem.evaluate(self.trainer.model_wrapped, self.trainer)
+        score = next(iter(self._all_scores().values()))
+        return None if score is None else 100 * (1 - score)
 
     def _all_scores(self) -> dict[str, float | None]:
         whole = 100.0 if self.recipe.finetune.tasks[0] == SQUAD else 1.0
