@@ -181,6 +181,30 @@ def test_where_the_newest_checkpoint_is_broken_the_one_before_is_taken(
     assert_same_run(whole, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda body: b"", 0),
+        (lambda body: body.replace(b'"step": 3', b'"stop": 3'), 2),
+        (lambda body: b"[1]\n" + body, 0),
+        (lambda body: bytes(range(256)) + body, 0),
+    ],
+)
+def test_a_log_that_lost_lines_is_named_and_nothing_is_written(
+    damage: Callable[[bytes], bytes], found: int, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("locant.training.resumable.SHOWN", 0.0)
+    with pytest.raises(Killed):
+        pretrain(recipe(text), tmp_path, watch=at_step(5))
+    log = tmp_path / "log.jsonl"
+    damaged = damage(log.read_bytes())
+    log.write_bytes(damaged)
+    words = f"has {found} whole lines of steps, needed all 4 up to the checkpoint .*put the whole log back, or delete"
+    with pytest.raises(ValueError, match=words):
+        pretrain(recipe(text), tmp_path)
+    assert log.read_bytes() == damaged and (tmp_path / "checkpoint-4").is_dir()
+
+
 def test_a_folder_of_another_recipe_is_refused_and_a_finished_one_is_kept(
     whole: Path, text: Path, tmp_path: Path
 ) -> None:

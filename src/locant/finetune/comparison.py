@@ -249,7 +249,7 @@ class TuningTrial:
         checkpoint = None if timed else take_up(work_dir, key, state, "compare")[0]
         log = _Told(work_dir / "log.jsonl", writes=not timed)
         if not timed:
-            log.cut(int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0)
+            log.cut(int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0, "compare")
 
         class Tell(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:

@@ -198,7 +198,7 @@ def _seed(job: Job, seed: int, number: int, count: int) -> dict[str, Any]:
 def _train(job: Job, seed: int, folder: Path, checkpoint: Path | None, broken: list[str]) -> dict[str, Any]:
     main = job.state.is_main_process
     log = JsonLines(folder / "log.jsonl", writes=main)
-    log.cut(checkpoints.checkpoint_step(checkpoint) if checkpoint else 0)
+    log.cut(checkpoints.checkpoint_step(checkpoint) if checkpoint else 0, "finetune")
     job.state.wait_for_everyone()
     for words in broken:
         job.watch({"event": "notice", "words": words})

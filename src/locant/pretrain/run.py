@@ -144,7 +144,7 @@ def _prepare(recipe: PretrainRecipe, out: Path, report_to: tuple[str, ...], watc
 def _train(job: Job, command: str) -> Pretrained:
     checkpoint, broken = take_up(job.out, job.key, job.state, COMMAND)
     log = JsonLines(job.out / "log.jsonl", writes=job.state.is_main_process)
-    log.cut(checkpoints.checkpoint_step(checkpoint) if checkpoint else 0)
+    log.cut(checkpoints.checkpoint_step(checkpoint) if checkpoint else 0, COMMAND)
     job.state.wait_for_everyone()
     for words in broken:
         job.watch({"event": "notice", "words": words})
