@@ -199,3 +199,11 @@ def test_bad_input_is_one_sentence_and_code_2(
     result = CliRunner().invoke(app, ["plot", *arguments])
     assert result.exit_code == 2
     assert result.stderr.startswith(message) and result.stderr.count("\n") == 1
+
+
+def test_a_path_that_cannot_be_written_is_named_with_code_1(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "loss.png"
+    result = CliRunner().invoke(app, ["plot", str(write_log(tmp_path / "run", steps([3.0]))), "--out", str(out)])
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"error: plot: cannot write '{out}': ")

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from locant.cli.errors import one_sentence
+from locant.cli.errors import one_sentence, writing
 
 if TYPE_CHECKING:
     from locant.bench.attention import Row
@@ -100,7 +100,8 @@ def attention(
         if plot:
             from locant import plots
 
-            plots.save(plots.cost_of_attention(rows), plot)
+            with writing("bench", plot):
+                plots.save(plots.cost_of_attention(rows), plot)
 
 
 def model(

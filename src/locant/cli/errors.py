@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
@@ -24,6 +25,17 @@ def one_sentence() -> Iterator[None]:
     except OSError as error:
         _print(error)
         raise typer.Exit(FAILED) from None
+
+
+@contextmanager
+def writing(command: str, path: Path) -> Iterator[None]:
+    """An OSError while a file is written becomes one sentence of the command, with code 1 whatever its kind."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"{command}: cannot write {str(path)!r}: {error.strerror or error}; free space or give another path"
+        ) from error
 
 
 def _print(error: Exception) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from locant.cli.errors import one_sentence
+from locant.cli.errors import one_sentence, writing
 
 HELP = """Draw the training and validation curves of runs over each other.
 
@@ -44,7 +44,9 @@ def plot(
         from locant.compare.curves import read_runs
 
         found = read_runs(runs)
-        path = plots.save(plots.loss_curves(found.curves, x, smooth), out)
+        figure = plots.loss_curves(found.curves, x, smooth)
+        with writing("plot", out):
+            path = plots.save(figure, out)
         for notice in found.notices:
             print(f"note: {notice}", file=sys.stderr)
         print(path)
