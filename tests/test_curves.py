@@ -94,6 +94,10 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> No
         ('{"event": "step", "step": 2}\n', "line 2 has loss = None, needed a number"),
         ('{"event": "step", "step": 2, "loss": "low"}\n', "line 2 has loss = 'low', needed a number"),
         ('{"event": "step", "step": 2, "loss": 3.0}\n', "line 2 has seconds = None"),
+        ('{"event": "step", "step": 1e999, "loss": 3.0}\n', "line 2 has step = inf, needed a whole number"),
+        ('{"event": "validation", "step": NaN, "loss": 3.0}\n', "line 2 has step = nan, needed a whole number"),
+        ('{"event": "validation", "step": 1, "loss": 3.0, "tokens": null}\n', "line 2 has tokens = None"),
+        ('{"event": "validation", "step": 1, "loss": 3.0, "tokens": "x"}\n', "line 2 has tokens = 'x'"),
     ],
 )
 def test_a_line_that_is_none_is_named(line: str, message: str, tmp_path: Path) -> None:

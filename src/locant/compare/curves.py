@@ -101,15 +101,16 @@ def _from_log(file: Path, group: str) -> Read:
     for number, line in lines:
         if line.get("event") not in ("step", "validation"):
             continue
-        step, loss = _number(file, number, line, "step"), _number(file, number, line, "loss")
+        step, loss = _whole(file, number, line, "step"), _number(file, number, line, "loss")
         if line["event"] == "step":
             seconds = _number(file, number, line, "seconds")
             before += last if seconds < last else 0.0
             last = seconds
-            trained.append((int(step), _number(file, number, line, "tokens"), before + last, loss))
+            trained.append((step, _number(file, number, line, "tokens"), before + last, loss))
         else:
-            tokens = float(line.get("tokens", trained[-1][1] if trained else math.nan))
-            held.append((int(step), tokens if step else 0.0, before + last, loss))
+            told = _number(file, number, line, "tokens") if "tokens" in line else math.nan
+            tokens = trained[-1][1] if "tokens" not in line and trained else told
+            held.append((step, tokens if step else 0.0, before + last, loss))
     curves = (_curve(group, file.parent.name, False, trained), _curve(group, file.parent.name, True, held))
     return Read(curves, notices)
 
@@ -144,6 +145,16 @@ def _number(file: Path, number: int, line: dict[str, Any], name: str) -> float:
             "locant logged"
         )
     return float(value)
+
+
+def _whole(file: Path, number: int, line: dict[str, Any], name: str) -> int:
+    value = _number(file, number, line, name)
+    if not value.is_integer():
+        raise ValueError(
+            f"plot: {file}, line {number} has {name} = {value!r}, needed a whole number; give the folder of a run that "
+            "locant logged"
+        )
+    return int(value)
 
 
 def _curve(group: str, run: str, validation: bool, rows: Iterable[tuple[int, float, float, float]]) -> Curve:
