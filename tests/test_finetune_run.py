@@ -576,7 +576,7 @@ def test_kill_9_at_a_moment_changes_no_number(
     settings = [f"{key}={value}" for key, value in SIZES.items()]
     command = ["finetune", "glue/rte", str(model), "--data", str(rte), "--seeds", "1", "--out", str(tmp_path / "out")]
     command += ["--attach", "huang_m4", "--init", "neutral", "--keep-absolute", *settings]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     killed = subprocess.run([sys.executable, "-c", KILL, moment, str(count), *command], cwd=ROOT, env=environment)
     assert killed.returncode == -signal.SIGKILL
     done = subprocess.run(

@@ -150,7 +150,7 @@ def test_kill_9_at_a_moment_changes_no_number(moment: str, count: int, whole: Pa
     file = tmp_path / "words.toml"
     file.write_text("\n".join(f"{key} = {_toml(value)}" for key, value in table(text).items()))
     command = ["pretrain", str(file), "--out", str(tmp_path / "out")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     killed = subprocess.run([sys.executable, "-c", KILL, moment, str(count), *command], cwd=ROOT, env=environment)
     assert killed.returncode == -signal.SIGKILL
     pretrain(recipe(text), tmp_path / "out")
