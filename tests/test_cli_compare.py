@@ -74,6 +74,7 @@ def test_json_is_all_of_stdout(recipe: Path, tmp_path: Path) -> None:
         (["text.text=nowhere.txt"], "nowhere.txt"),
         (["--out", "/dev/null/out"], "error: compare: cannot write '/dev/null/out'"),
         (["--jobs", "0"], "error: compare: jobs = 0, needed at least 1"),
+        (["--threads", "-1"], "error: compare: threads = -1, needed at least 1, or 0: the cores divided"),
     ],
 )
 def test_bad_input_is_one_sentence(recipe: Path, arguments: list[str], message: str) -> None:

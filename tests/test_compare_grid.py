@@ -386,3 +386,12 @@ def test_differences_name_nested_and_missing_keys() -> None:
         "d is [1] there and None here",
         "e is None there and 4 here",
     ]
+
+
+def test_threads_of_each_run_can_be_given(text: Path, tmp_path: Path) -> None:
+    compare(read_recipe(table(text, encodings=["none"])), tmp_path / "out", threads=1)
+    body = json.loads((tmp_path / "out" / "runs" / "none-seed1" / "run.json").read_text(encoding="utf-8"))
+    assert body["environment"]["threads"] == 1
+    compare(read_recipe(table(text, encodings=["none"])), tmp_path / "three", threads=3)
+    body = json.loads((tmp_path / "three" / "runs" / "none-seed1" / "run.json").read_text(encoding="utf-8"))
+    assert body["environment"]["threads"] == 3

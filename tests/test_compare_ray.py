@@ -171,17 +171,26 @@ def test_without_a_node_that_could_take_a_run_it_says_so(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("jobs", "nodes", "cpus", "gpus", "limit"),
+    ("jobs", "threads", "nodes", "cpus", "gpus", "limit"),
     [
-        (None, [{"CPU": 3.0}, {"CPU": 4.0}], 1, 0, None),
-        (2, [{"CPU": 3.0}, {"CPU": 4.0}], 3, 0, 2),
-        (1, [{"CPU": 3.0}, {"CPU": 4.0}], 4, 0, 1),  # no run spans two nodes
-        (9, [{"CPU": 3.0}, {"CPU": 4.0}], 1, 0, 9),
-        (None, [{"CPU": 3.0, "GPU": 2.0}], 1, 1, None),
+        (None, 0, [{"CPU": 3.0}, {"CPU": 4.0}], 1, 0, None),
+        (2, 0, [{"CPU": 3.0}, {"CPU": 4.0}], 3, 0, 2),
+        (1, 0, [{"CPU": 3.0}, {"CPU": 4.0}], 4, 0, 1),  # no run spans two nodes
+        (9, 0, [{"CPU": 3.0}, {"CPU": 4.0}], 1, 0, 9),
+        (2, 1, [{"CPU": 3.0}, {"CPU": 4.0}], 1, 0, 2),
+        (None, 2, [{"CPU": 3.0}, {"CPU": 4.0}], 2, 0, None),
+        (None, 0, [{"CPU": 3.0, "GPU": 2.0}], 1, 1, None),
     ],
 )
 def test_cores_are_divided_among_the_jobs(
-    text: Path, tmp_path: Path, jobs: int | None, nodes: list[dict[str, float]], cpus: int, gpus: int, limit: int | None
+    text: Path,
+    tmp_path: Path,
+    jobs: int | None,
+    threads: int,
+    nodes: list[dict[str, float]],
+    cpus: int,
+    gpus: int,
+    limit: int | None,
 ) -> None:
     recipe = read_recipe(table(text, train={"device": "auto"}))
     asked: dict[str, Any] = {}
@@ -192,7 +201,7 @@ def test_cores_are_divided_among_the_jobs(
             yield from ()
 
     with open_folder(tmp_path / "out", recipe) as folder:
-        executor = RayExecutor(Asked(StandIn(*nodes), "here:1"), folder, jobs=jobs)
+        executor = RayExecutor(Asked(StandIn(*nodes), "here:1"), folder, jobs=jobs, threads=threads)
         assert list(executor.run([Task("train", "none", seed=1)])) == []
     assert asked == {"cpus": cpus, "gpus": gpus, "limit": limit, "threads": cpus}
 

@@ -63,6 +63,9 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(help="Runs trained side by side.", show_default="the recipe's jobs, or 1")
     ] = None,
+    threads: Annotated[
+        int, typer.Option(help="Threads of each run.", show_default="the cores divided among the runs")
+    ] = 0,
     size: Annotated[
         str, typer.Option(help="Which [sizes.NAME] of the recipe.", show_default="cpu, or as it is written")
     ] = "",
@@ -90,7 +93,9 @@ def compare(
             with contextlib.ExitStack() as stack:
                 where = {"executor": stack.enter_context(ray_executor(ray))} if ray else {}
                 watcher = stack.enter_context(Watcher())
-                tables = compare_series(loaded, folder, jobs=jobs, watch=watcher, command=command, **where)
+                tables = compare_series(
+                    loaded, folder, jobs=jobs, threads=threads, watch=watcher, command=command, **where
+                )
             if as_json and len(tables) > 1:
                 print(json.dumps({name: json.loads(table.to_json()) for name, table in tables.items()}), flush=True)
             for name, table in tables.items():

@@ -37,6 +37,7 @@ def compare(
     out: str | Path,
     *,
     jobs: int | None = None,
+    threads: int = 0,
     watch: Watch | None = None,
     command: str = "",
     executor: Callable[..., Executor] = LocalExecutor,
@@ -45,11 +46,14 @@ def compare(
 
     `watch(stage, {})` is called when a stage begins and `watch(task, event)` at every event of a task. Interrupt it at
     any time: called again it goes on after the last finished run. `executor` says where tasks run: in processes of this
-    machine, `jobs` of them side by side (None: as many as the recipe says), or where `on_ray.ray_executor` puts them.
+    machine, `jobs` of them side by side (None: as many as the recipe says) with `threads` threads each (0: the cores
+    divided among them), or where `on_ray.ray_executor` puts them.
     Raises: ValueError for a folder of another recipe or text too short; OSError where the folder cannot be written.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"compare: jobs = {jobs}, needed at least 1")
+    if threads < 0:
+        raise ValueError(f"compare: threads = {threads}, needed at least 1, or 0: the cores divided among the runs")
     if len(recipe.parts()) > 1:
         raise ValueError(
             f"compare: the recipe names {len(recipe.parts())} problems or tasks, and each is a comparison of its own; "
@@ -65,7 +69,7 @@ def compare(
             if error.filename is not None and str(folder.path) in str(error.filename):
                 raise unwritable(folder.path, error) from error
             raise
-        failures = _train(folder, executor(folder, jobs=jobs, command=command), watch)
+        failures = _train(folder, executor(folder, jobs=jobs, threads=threads, command=command), watch)
         alone = executor(folder, jobs=1, threads=recipe.measure.threads, command=command)
         speeds = _measure(folder, alone, watch)
         table = _table(folder, failures, speeds, data, command)

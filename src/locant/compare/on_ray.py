@@ -39,8 +39,9 @@ class RayExecutor:
     """Trains on the nodes of a cluster, and measures speed on this machine.
 
     Without ``jobs`` every core of the cluster gets a run of its own (every GPU, where there are some and the recipe
-    may use them); ``jobs`` is how many run side by side, and the cores are divided among them. A round of measurement
-    is done here, by `LocalExecutor`: a table of speeds is of one machine, the one that it names.
+    may use them); ``jobs`` is how many run side by side, and the cores are divided among them, unless ``threads`` says
+    how many each takes. A round of measurement is done here, by `LocalExecutor`: a table of speeds is of one machine,
+    the one that it names.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class RayExecutor:
         command: str = "",
     ) -> None:
         self.cluster, self.folder, self.jobs, self.command = cluster, folder, jobs, command
+        self.threads = threads
         self.here = LocalExecutor(folder, jobs=1, threads=threads, command=command)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, dict[str, Any]]]:
@@ -64,7 +66,7 @@ class RayExecutor:
     def _train(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, dict[str, Any]]]:
         cpus = self.cluster.nodes()
         gpus = int(self.folder.recipe.train.device == "auto" and sum(self.cluster.nodes("GPU")) > 0)
-        threads = max(1, min(max(cpus), sum(cpus) // self.jobs)) if self.jobs else 1
+        threads = self.threads or (max(1, min(max(cpus), sum(cpus) // self.jobs)) if self.jobs else 1)
         shared = self.cluster.share(read_files(self.folder.path, "recipe.json", "text"))
         calls = {task: (shared, task, threads, self.command, versions()) for task in tasks}
         events = self.cluster.run(train_on_node, calls, cpus=threads, gpus=gpus, limit=self.jobs)

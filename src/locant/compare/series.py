@@ -41,6 +41,7 @@ def compare_series(
     out: str | Path,
     *,
     jobs: int | None = None,
+    threads: int = 0,
     watch: Watch | None = None,
     command: str = "",
     executor: Callable[..., Executor] = LocalExecutor,
@@ -55,7 +56,9 @@ def compare_series(
     tables = {}
     for name, part in parts.items():
         folder = out / name if len(parts) > 1 else out
-        tables[name] = compare(part, folder, jobs=jobs, watch=watch, command=command, executor=executor)
+        tables[name] = compare(
+            part, folder, jobs=jobs, threads=threads, watch=watch, command=command, executor=executor
+        )
     if recipe.problems.names:
         found = generalization(tables)
         write_atomically(out / f"{NAME}.json", json.dumps(asdict(found), indent=1) + "\n")
