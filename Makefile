@@ -18,11 +18,13 @@ PYTEST = OMP_NUM_THREADS=1 $(OFFLINE) $(BIN)/python -m pytest
 setup: .venv/.stamp
 
 .venv/.stamp: pyproject.toml constraints.txt
-	@echo "setting up .venv with $(PYTHON) (about a minute)"
+	@echo "setting up .venv with $(PYTHON) (two to five minutes)"
 	@$(PYTHON) -c "import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else \
 	    f'setup: $(PYTHON) is Python {v[0]}.{v[1]}, 3.11 or newer is needed; run make setup PYTHON=/path/to/python3.11')"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "  installing torch"
 	@$(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
+	@echo "  installing locant and what it needs"
 	@$(PIP_INSTALL) --editable ".[all,test]"
 	@touch $@
 
