@@ -12,6 +12,7 @@ goes on. `--write` only gathers what is finished into --out; `--docs FILE` puts 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -67,11 +68,12 @@ def data(task: str) -> DataChoice:
 def run(task: str, name: str, seeds: int, model: str, work: Path) -> Outcome:
     """One model on one task, with seeds from 1; finished ones are kept."""
     folder = work / f"{task.replace('/', '-')}-{name.replace(' ', '-')}"
+    own = {} if MODELS[name] else {"position_learning_rate": 0.0}  # what brings no encoding has no such parameters
     return finetune(
         task,
         ModelChoice(model, **MODELS[name]),
         data(task),
-        TASKS[task],
+        dataclasses.replace(TASKS[task], **own),
         range(1, seeds + 1),
         folder,
         keep_models=False,
