@@ -24,7 +24,8 @@ from sacrebleu.metrics.bleu import BLEU
 from tqdm import tqdm
 
 from locant.compare.environment import environment
-from locant.training.mlm import EncodingChoice, ModelSize, TrainSettings
+from locant.training.hosts import ModelSize
+from locant.training.mlm import EncodingChoice, TrainSettings
 from locant.training.trainer import train
 from locant.training.translation import TranslationCollate, Translations, build_marian, make_objective, translate
 

@@ -97,7 +97,7 @@ def test_a_failed_run_shows_in_the_exit_code(recipe: Path, monkeypatch: pytest.M
     def fail(*arguments, **keywords):
         raise RuntimeError("no such luck 17")
 
-    monkeypatch.setattr(masked_lm, "build_bert", fail)
+    monkeypatch.setattr(masked_lm, "build_model", fail)
     result = RUNNER.invoke(app, ["compare", str(recipe), "encodings=none"])
     assert result.exit_code == 1
     assert "failed: RuntimeError: no such luck 17" in result.stderr
@@ -135,7 +135,7 @@ def test_labels_and_messages_may_hold_brackets(terminal: bool) -> None:
 def test_an_interrupt_says_how_to_go_on(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from locant.compare import masked_lm
 
-    build, calls = masked_lm.build_bert, []
+    build, calls = masked_lm.build_model, []
 
     def interrupt(*arguments, **keywords):
         calls.append(arguments)
@@ -143,7 +143,7 @@ def test_an_interrupt_says_how_to_go_on(recipe: Path, monkeypatch: pytest.Monkey
             raise KeyboardInterrupt
         return build(*arguments, **keywords)
 
-    monkeypatch.setattr(masked_lm, "build_bert", interrupt)
+    monkeypatch.setattr(masked_lm, "build_model", interrupt)
     result = RUNNER.invoke(app, ["compare", str(recipe)])
     assert result.exit_code == 130
     assert "stopped: 1 finished runs are kept in runs/tiny; the same command goes on" in result.stderr

@@ -208,7 +208,7 @@ def test_a_loss_that_is_not_finite_stops_its_run_and_keeps_the_others(text: Path
 
             from locant.compare import masked_lm
 
-            build = masked_lm.build_bert
+            build = masked_lm.build_model
 
             def broken(*arguments, **keywords):
                 built = build(*arguments, **keywords)
@@ -218,7 +218,7 @@ def test_a_loss_that_is_not_finite_stops_its_run_and_keeps_the_others(text: Path
                 return built
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(masked_lm, "build_bert", broken)
+                patch.setattr(masked_lm, "build_model", broken)
                 yield from super().run(tasks)
 
     seen, watch = watcher()
@@ -238,18 +238,18 @@ def test_a_run_that_raises_is_reported_and_tried_again(
     from locant.compare import masked_lm
 
     recipe = read_recipe(table(text))
-    build = masked_lm.build_bert
+    build = masked_lm.build_model
 
-    def out_of_memory(size, vocab_size, length, encoding, seed, **options):
+    def out_of_memory(recipe, objective, tokenizer, encoding, seed):
         if encoding.name == "none":
             raise RuntimeError("out of memory: tried to allocate 17 GB")
-        return build(size, vocab_size, length, encoding, seed, **options)
+        return build(recipe, objective, tokenizer, encoding, seed)
 
-    monkeypatch.setattr(masked_lm, "build_bert", out_of_memory)
+    monkeypatch.setattr(masked_lm, "build_model", out_of_memory)
     result = inline(recipe, tmp_path / "out")
     assert [(one.encoding, one.status) for one in result.runs] == [("none", "failed"), ("absolute", "done")]
     assert result.runs[0].reason == "RuntimeError: out of memory: tried to allocate 17 GB"
-    monkeypatch.setattr(masked_lm, "build_bert", build)
+    monkeypatch.setattr(masked_lm, "build_model", build)
     assert [one.status for one in inline(recipe, tmp_path / "out").runs] == ["done", "done"]
 
 

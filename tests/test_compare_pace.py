@@ -97,7 +97,7 @@ def study(folder: Path, points: int, **changes: Any) -> ResultTable:
     return compare(read_recipe(body), folder / f"out{points}", executor=InlineExecutor)
 
 
-@pytest.mark.parametrize("task", ["mlm", "causal_lm"])
+@pytest.mark.parametrize("task", ["mlm", "causal_lm", "electra"])
 def test_validating_on_the_way_changes_no_training_number(task: str, tmp_path: Path) -> None:
     without, validated = (study(tmp_path, points, task=task) for points in (0, 3))
     for one, other in zip(without.runs, validated.runs, strict=True):

@@ -21,13 +21,19 @@ from locant.compare.recipe import read_recipe
 from locant.compare.results import LengthScore, ResultTable, RunResult, read_results
 from locant.compare.series import compare_series, generalization, generalization_text
 from locant.compare.text import prepare_text
+from locant.data.mlm import IGNORED
 from locant.hf import course
-from locant.training.causal import IGNORED, PairCollate, Pairs, WindowCollate, build_gpt2, generate, next_token_logits
-from locant.training.mlm import EncodingChoice, ModelSize
+from locant.training.causal import PairCollate, Pairs, WindowCollate, generate
+from locant.training.hosts import FAMILIES, ModelSize, build_host, next_token_logits
+from locant.training.mlm import BuiltModel, EncodingChoice
 from tests.compare_runs import table, write_text
 from tests.names import CLAIMS, DECODERS, ENCODERS
 
-SIZE = {"num_layers": 1, "model_dim": 8, "num_heads": 2, "dropout": 0.0}
+SIZE: dict[str, Any] = {"num_layers": 1, "model_dim": 8, "num_heads": 2, "dropout": 0.0}
+
+
+def build_gpt2(size: ModelSize, vocab_size: int, length: int, encoding: EncodingChoice, seed: int) -> BuiltModel:
+    return build_host(FAMILIES["gpt2"], size.shape("gpt2", vocab_size, length, 0), encoding, seed)
 
 
 def problem_table(**changes: Any) -> dict[str, Any]:
@@ -101,7 +107,9 @@ def test_kept_models_of_a_problem_load_and_are_the_ones_that_were_scored(tmp_pat
         tokenizer.eos_token_id,
     )
     batch = PairCollate(pairs, tokenizer.pad_token_id)([{"example_id": k} for k in range(len(pairs))])
-    logits, targets = next_token_logits(model, batch["input_ids"], batch["labels"], batch["attention_mask"])
+    logits, targets = next_token_logits(
+        model, batch["input_ids"], batch["labels"], attention_mask=batch["attention_mask"]
+    )
     assert torch.nn.functional.cross_entropy(logits, targets).item() == pytest.approx(last.loss, abs=1e-5)
 
 

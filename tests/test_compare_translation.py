@@ -25,7 +25,8 @@ from locant.data.alignment import mean_places, target_places
 from locant.hf import course
 from locant.report.page import render
 from locant.training.causal import IGNORED
-from locant.training.mlm import EncodingChoice, ModelSize
+from locant.training.hosts import ModelSize
+from locant.training.mlm import EncodingChoice
 from locant.training.translation import (
     TranslationCollate,
     Translations,

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from locant.data.mlm import IGNORED, MaskingConfig, Vocabulary, token_draws
 from locant.pretrain.flops import cost_of, measure_peak
-from locant.pretrain.hosts import FAMILIES, HostChoice, Shape, shape_of
+from locant.pretrain.hosts import HostChoice, shape_of
 from locant.pretrain.objectives import (
     MaskedBatch,
     NextTokenBatch,
@@ -22,6 +22,7 @@ from locant.pretrain.objectives import (
     counts,
     sample,
 )
+from locant.training.hosts import FAMILIES, Shape
 from locant.training.mlm import EncodingChoice
 
 SIZES: dict[str, Any] = {"num_layers": 2, "model_dim": 24, "num_heads": 3, "hidden_dim": 37, "dropout": 0.0}
@@ -30,9 +31,9 @@ WORDS = 29
 
 def made(family: str, encoding: str = "tupe_r", **more: Any) -> tuple[Objective, Shape, HostChoice, ObjectiveChoice]:
     choice = HostChoice(family, **{**SIZES, "init_std": 0.3, **more})
-    objective = ObjectiveChoice(FAMILIES[family].objective)  # type: ignore[arg-type]
+    objective = ObjectiveChoice(name=FAMILIES[family].objective)  # type: ignore[arg-type]
     shape = shape_of(choice, WORDS, 13, 0)
-    return build_objective(objective, choice, shape, EncodingChoice(encoding), 3), shape, choice, objective
+    return build_objective(objective, FAMILIES[family], shape, EncodingChoice(encoding), 3), shape, choice, objective
 
 
 def vocabulary() -> Vocabulary:
@@ -178,9 +179,9 @@ def test_discriminator_tells_replaced_tokens_by_binary_cross_entropy() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cost_counts_the_matrices_that_multiply_a_token(family: str) -> None:
-    factorized = {"embedding_dim": 11} if FAMILIES[family].factorized else {}
-    objective, shape, choice, chosen = made(family, "none", **factorized)
-    cost = cost_of(chosen, choice, shape)
+    factorized = {"embedding_dim": 11} if FAMILIES[family].embedding_dim is not None else {}
+    objective, shape, _, chosen = made(family, "none", **factorized)
+    cost = cost_of(chosen, FAMILIES[family], shape)
     layers = shape.num_layers if family == "albert" else 1  # whose one layer runs at every depth
     body = head = 0
     for name, parameter in objective.named_parameters():
@@ -200,4 +201,4 @@ def test_the_peak_is_measured_above_what_a_slow_machine_can() -> None:
 
 def test_mistakes_of_an_objective_are_named() -> None:
     with pytest.raises(ValueError, match=r"generator_fraction = 1.5, needed a share above 0 and up to 1"):
-        ObjectiveChoice("electra", generator_fraction=1.5)
+        ObjectiveChoice(name="electra", generator_fraction=1.5)

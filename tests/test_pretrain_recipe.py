@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from locant.pretrain.hosts import FAMILIES, SIZES, HostChoice, shape_of
+from locant.pretrain.hosts import SIZES, HostChoice, shape_of
 from locant.pretrain.recipe import load_recipe, read_recipe
 from locant.pretrain.run import pretrain
+from locant.training.hosts import FAMILIES
 from tests.pretrain_runs import recipe, table, write_text
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "pretrain.toml"

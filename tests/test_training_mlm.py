@@ -11,16 +11,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from locant.data import MaskingConfig, Windows
-from locant.training.mlm import (
-    DivergedError,
-    EncodingChoice,
-    ModelSize,
-    TrainSettings,
-    build_bert,
-    build_encoding,
-    derived_seed,
-    train_mlm,
-)
+from locant.training.hosts import FAMILIES, ModelSize, build_encoding, build_host
+from locant.training.mlm import BuiltModel, DivergedError, EncodingChoice, TrainSettings, derived_seed, train_mlm
 from locant.training.trainer import make_trainer
 
 SIZE = ModelSize(num_layers=2, model_dim=12, num_heads=3, dropout=0.0)
@@ -28,6 +20,10 @@ SETTINGS = TrainSettings(
     length=11, steps=20, batch_size=7, learning_rate=2e-2, warmup_fraction=0.2, curve_points=20, device="cpu"
 )
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def build_bert(size: ModelSize, vocab_size: int, length: int, encoding: EncodingChoice, seed: int) -> BuiltModel:
+    return build_host(FAMILIES["bert"], size.shape("bert", vocab_size, length, 0), encoding, seed)
 
 
 @pytest.fixture(scope="module")

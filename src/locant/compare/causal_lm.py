@@ -8,8 +8,8 @@ from locant.compare.evaluate import CausalValidation
 from locant.compare.objective import OnStep
 from locant.compare.recipe import Recipe
 from locant.compare.text import PreparedText
-from locant.compare.text_windows import TextTask, WindowTrial
-from locant.training.causal import WindowCollate, build_gpt2, make_objective
+from locant.compare.text_windows import TextTask, WindowTrial, build_model
+from locant.training.causal import WindowCollate, make_objective
 from locant.training.mlm import EncodingChoice, LossPoint, TrainSettings
 
 
@@ -19,7 +19,7 @@ class CausalTrial(WindowTrial):
     causal = True
 
     def __init__(self, recipe: Recipe, choice: EncodingChoice, seed: int, text: PreparedText) -> None:
-        built = build_gpt2(recipe.model, len(text.tokenizer), recipe.train.length, choice, seed)
+        built = build_model(recipe, CausalLM.objective, text.tokenizer, choice, seed)
         scores = CausalValidation(text.validation, text.tokenizer, recipe.evaluate)
         super().__init__(recipe, choice, seed, text, built, scores)
 
@@ -32,12 +32,9 @@ class CausalTrial(WindowTrial):
             objective, self.windows, collate, self.built, settings, self.seed, work_dir=work_dir, on_step=on_step
         )
 
-    def infer(self) -> None:
-        """The decoder alone, over one training batch."""
-        self.built.model.transformer(input_ids=self.first_windows(), use_cache=False)
-
 
 class CausalLM(TextTask):
     """Next tokens; [CLS] and the [SEP] that closes a window are predicted by none. Masks mean nothing here."""
 
-    name, unused, trial = "causal_lm", ("problems", "pairs", "masking", "finetune"), CausalTrial
+    name, objective, trial = "causal_lm", "causal", CausalTrial
+    unused = ("problems", "pairs", "masking", "finetune", "electra")

@@ -118,10 +118,12 @@ class Validation:
 
     def predict(self, model: Any, batch: dict[str, Any], position_ids: Any) -> tuple[Any, Any]:
         """Logits and targets of the predicted tokens of a batch."""
-        from locant.training.trainer import predicted_logits
+        from locant.training.hosts import predicted_logits
 
         mask = None if bool(batch["attention_mask"].all()) else batch["attention_mask"]
-        return predicted_logits(model, batch["input_ids"], batch["labels"], mask, position_ids)
+        return predicted_logits(
+            model, batch["input_ids"], batch["labels"], attention_mask=mask, position_ids=position_ids
+        )
 
 
 class CausalValidation(Validation):
@@ -135,7 +137,7 @@ class CausalValidation(Validation):
 
     def predict(self, model: Any, batch: dict[str, Any], position_ids: Any) -> tuple[Any, Any]:
         """Logits and targets of the next tokens."""
-        from locant.training.causal import next_token_logits
+        from locant.training.hosts import next_token_logits
 
         return next_token_logits(model, batch["input_ids"], batch["labels"], position_ids=position_ids)
 

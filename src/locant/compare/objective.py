@@ -101,14 +101,15 @@ class Objective(Protocol):
         ...
 
 
-# By task, where its row is. Rows are imported when they are asked for, and with them the libraries that they need; that
-# of `finetune` lives with what it trains, which is built on this folder.
+# By task, where its row is. Rows are imported when they are asked for, and with them the libraries that they need;
+# those of `finetune` and `electra` live with what they train, which is built on this folder.
 ROWS = {
     "mlm": "locant.compare.masked_lm:MaskedLM",
     "causal_lm": "locant.compare.causal_lm:CausalLM",
     "length_generalization": "locant.compare.problems:LengthGeneralization",
     "translation": "locant.compare.translation:Translation",
     "finetune": "locant.finetune.comparison:FineTuning",
+    "electra": "locant.pretrain.comparison:ReplacedTokens",
 }
 TASKS = tuple(ROWS)
 
@@ -136,6 +137,28 @@ def refuse_unused(recipe: Recipe, task: str, tables: tuple[str, ...]) -> None:
             raise ValueError(
                 f"recipe: {name}.{changed} = {getattr(came, changed)!r} has no meaning for task = {task!r}; drop it"
             )
+
+
+def choose_family(recipe: Recipe, task: str, objective: str) -> str:
+    """The family of hosts that a recipe trains; ``objective``: what it must be made for, "" where it is not to choose.
+
+    Raises: ValueError for a family of another kind, and for a width of embeddings that it does not have.
+    """
+    from locant.training.hosts import FAMILIES, check_embedding
+
+    fit = [name for name, row in FAMILIES.items() if row.objective == objective]
+    for name in () if fit else ("family", "embedding_dim"):
+        if value := getattr(recipe.model, name):
+            raise ValueError(f"recipe: model.{name} = {value!r} has no meaning for task = {task!r}; drop it")
+    family = recipe.model.family or next(iter(fit), "")
+    if fit and family not in fit:
+        raise ValueError(
+            f"recipe: model.family = {family!r} cannot be trained by task = {task!r}; choose one of "
+            f"{', '.join(map(repr, fit))}"
+        )
+    if fit:
+        check_embedding(family, recipe.model.embedding_dim, "recipe: model.")
+    return family
 
 
 def refuse_windows(recipe: Recipe, task: str, instead: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from locant.compare.fields import near
-from locant.compare.objective import OnStep, refuse_unused, refuse_windows
+from locant.compare.objective import OnStep, choose_family, refuse_unused, refuse_windows
 from locant.compare.results import LengthScore, ShiftScore
 from locant.compare.words import Words
 from locant.lengthgen import SCRATCHPADS, Example, Split, SymbolTokenizer, bucket, edit_distance, is_right, split_facts
@@ -109,7 +109,8 @@ class LengthGeneralization:
     def check(self, recipe: Recipe) -> None:
         """Problems must be named, and be able to make the lengths asked for; text and masks have no meaning."""
         task, settings = "length_generalization", recipe.problems
-        refuse_unused(recipe, task, ("text", "tokenizer", "masking", "pairs", "finetune"))
+        refuse_unused(recipe, task, ("text", "tokenizer", "masking", "pairs", "finetune", "electra"))
+        choose_family(recipe, task, "causal")
         refuse_windows(recipe, task, "problems.ranges = { copy_rsc = [[2, 10], [11, 20]] }")
         if not settings.names:
             raise ValueError(f'recipe: task = {task!r} names no problem; write problems.names = ["copy_rsc", "parity"]')
@@ -122,7 +123,7 @@ class LengthGeneralization:
 
     def stack(self, recipe: Recipe, choice: EncodingChoice) -> Stack:
         """What a trial would attach, with as many rows as the recipe says or as a check needs."""
-        from locant.training.mlm import build_encoding
+        from locant.training.hosts import build_encoding
 
         return build_encoding(choice, recipe.model, CHECK_LENGTH, causal=True)
 
@@ -207,7 +208,8 @@ class ProblemTrial:
     """One GPT-2 on one problem."""
 
     def __init__(self, recipe: Recipe, choice: EncodingChoice, seed: int, data: Examples) -> None:
-        from locant.training.causal import PairCollate, Pairs, build_gpt2
+        from locant.training.causal import PairCollate, Pairs
+        from locant.training.hosts import FAMILIES, build_host
 
         self.recipe, self.seed, self.data, self.steps = recipe, seed, data, recipe.train.steps
         self.tokenizer = data.tokenizer
@@ -217,8 +219,9 @@ class ProblemTrial:
                 f"recipe: model.max_positions = {longest}, but examples of {data.name} have up to {data.longest} "
                 "symbols; write more, or 0 for automatic"
             )
-        vocabulary = len(data.tokenizer)
-        self.built: BuiltModel = build_gpt2(recipe.model, vocabulary, longest, choice, seed)
+        family = choose_family(recipe, recipe.task, "causal")
+        shape = recipe.model.shape(family, len(data.tokenizer), longest, data.tokenizer.pad_id)
+        self.built: BuiltModel = build_host(FAMILIES[family], shape, choice, seed)
         self.pairs = Pairs.join(data.encode(data.split.train), data.tokenizer.end_id)
         self.collate = PairCollate(self.pairs, data.tokenizer.pad_id)
         mean = sum(len(ids) for ids in self.pairs.ids) / len(self.pairs)
@@ -270,7 +273,8 @@ class ProblemTrial:
         """Nats per target symbol, the end among them, under teacher forcing."""
         import torch
 
-        from locant.training.causal import PairCollate, Pairs, next_token_logits
+        from locant.training.causal import PairCollate, Pairs
+        from locant.training.hosts import next_token_logits
 
         model, tokenizer = self.built.model, self.data.tokenizer
         pairs = Pairs.join(self.data.encode(examples), tokenizer.end_id)
@@ -282,7 +286,9 @@ class ProblemTrial:
             for start in range(0, len(pairs), size):
                 rows = [{"example_id": k} for k in range(start, min(start + size, len(pairs)))]
                 batch = {key: value.to(device) for key, value in collate(rows).items()}
-                logits, targets = next_token_logits(model, batch["input_ids"], batch["labels"], batch["attention_mask"])
+                logits, targets = next_token_logits(
+                    model, batch["input_ids"], batch["labels"], attention_mask=batch["attention_mask"]
+                )
                 total += float(torch.nn.functional.cross_entropy(logits.float(), targets, reduction="sum"))
                 count += targets.numel()
         return total / count

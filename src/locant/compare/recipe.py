@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from locant.compare.electra import ElectraSettings
 from locant.compare.evaluate import EvaluateSettings
 from locant.compare.fields import build, kind_of, near, read_value
 from locant.compare.finetuning import FinetuneTable
@@ -25,14 +26,15 @@ from locant.compare.published import Published
 from locant.compare.sizes import choose_size
 from locant.compare.translation import PairSettings
 from locant.data import MaskingConfig, TextSource, TokenizerConfig
-from locant.training.mlm import EncodingChoice, ModelSize, TrainSettings
+from locant.training.hosts import ModelSize
+from locant.training.mlm import EncodingChoice, TrainSettings
 
 # What may differ between two calls that share an output folder: it changes which runs there are, not what a run is.
 GRID_KEYS = ("name", "encodings", "seeds", "baseline", "jobs", "measure", "published")
 # Keys of tables that came later: where they ask for nothing, it is as if they had never been there.
-LATER_KEYS = {"train": ("checkpoints",), "evaluate": ("points",)}
+LATER_KEYS = {"train": ("checkpoints",), "evaluate": ("points",), "model": ("family", "embedding_dim")}
 # Tables that belong to one task.
-TABLES_OF = {"problems": "length_generalization", "pairs": "translation", "finetune": "finetune"}
+TABLES_OF = {"problems": "length_generalization", "pairs": "translation", "finetune": "finetune", "electra": "electra"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Recipe:
 
     encodings: tuple[EncodingChoice, ...]
     name: str = "comparison"
-    task: str = "mlm"  # what is trained and scored: mlm, causal_lm, length_generalization, translation or finetune
+    task: str = "mlm"  # what is trained and scored: a name in locant.compare.objective.ROWS
     seeds: tuple[int, ...] = (1, 2)
     baseline: str = ""  # label that the others are compared with; "": absolute where it takes part, else the first
     jobs: int = 1  # runs trained side by side; threads are divided among them
@@ -51,6 +53,7 @@ class Recipe:
     problems: ProblemSettings = field(default_factory=ProblemSettings)  # of the task length_generalization
     pairs: PairSettings = field(default_factory=PairSettings)  # of the task translation
     finetune: FinetuneTable = field(default_factory=FinetuneTable)  # of the task finetune
+    electra: ElectraSettings = field(default_factory=ElectraSettings)  # of the task electra
     model: ModelSize = field(default_factory=ModelSize)
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)

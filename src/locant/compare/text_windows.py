@@ -6,21 +6,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from locant.compare.evaluate import CausalValidation, Validation
-from locant.compare.objective import refuse_unused
+from locant.compare.objective import choose_family, refuse_unused
 from locant.compare.recipe import Recipe, check_windows
 from locant.compare.results import LengthScore, ShiftScore
 from locant.compare.text import PreparedText, prepare_text, read_prepared
 from locant.compare.words import Words
-from locant.training.mlm import BuiltModel, EncodingChoice, build_encoding
+from locant.data.tokenizer import special_id
+from locant.training.hosts import FAMILIES, build_encoding, build_host, hidden_states
+from locant.training.mlm import BuiltModel, EncodingChoice
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
     from locant.encoding import Stack
+    from locant.training.hosts import Shape
 
 
 class TextTask:
-    """A row for windows of text; a task says which tables mean nothing to it, whether it is causal, and its trial."""
+    """A row for windows of text; a task says which hosts fit it, which tables mean nothing to it, and its trial."""
 
     name: ClassVar[str]
+    objective: ClassVar[str]  # of the hosts that can be trained on it, as `locant.training.hosts` calls it
     unused: ClassVar[tuple[str, ...]]
     trial: ClassVar[Any]  # a subclass of `WindowTrial`
 
@@ -31,6 +37,7 @@ class TextTask:
     def check(self, recipe: Recipe) -> None:
         """Lengths must fit each other."""
         refuse_unused(recipe, self.name, self.unused)
+        choose_family(recipe, self.name, self.objective)
         check_windows(recipe)
 
     def trained_length(self, recipe: Recipe) -> int:
@@ -48,6 +55,20 @@ class TextTask:
     def read(self, recipe: Recipe, folder: Path) -> PreparedText:
         """The kept text."""
         return read_prepared(folder)
+
+
+def build_model(
+    recipe: Recipe, objective: str, tokenizer: PreTrainedTokenizerFast, choice: EncodingChoice, seed: int
+) -> BuiltModel:
+    """The recipe's host with the encoding attached; host weights depend on the seed alone."""
+    family = choose_family(recipe, recipe.task, objective)
+    return build_host(FAMILIES[family], model_shape(recipe, family, tokenizer), choice, seed)
+
+
+def model_shape(recipe: Recipe, family: str, tokenizer: PreTrainedTokenizerFast) -> Shape:
+    """The shape of the recipe's host for a tokenizer, with as many positions as the trained length, or as it says."""
+    pad = special_id(tokenizer, "pad_token")
+    return recipe.model.shape(family, len(tokenizer), recipe.train.length, pad)
 
 
 class WindowTrial:
@@ -78,6 +99,10 @@ class WindowTrial:
     def stack(cls, recipe: Recipe, choice: EncodingChoice) -> Stack:
         """The encoding objects of such a trial."""
         return build_encoding(choice, recipe.model, recipe.train.length, causal=cls.causal)
+
+    def infer(self) -> None:
+        """The layers alone, over one training batch."""
+        hidden_states(self.built.model, self.first_windows(), {"use_cache": False} if self.causal else {})
 
     @property
     def max_length(self) -> int | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from locant.compare.objective import OnStep, refuse_unused, refuse_windows
+from locant.compare.objective import OnStep, choose_family, refuse_unused, refuse_windows
 from locant.compare.results import LengthScore, ShiftScore
 from locant.compare.words import Words
 
@@ -68,7 +68,8 @@ class Translation:
 
     def check(self, recipe: Recipe) -> None:
         """Files must be named; running text, masks and shifts have no meaning."""
-        refuse_unused(recipe, "translation", ("text", "masking", "problems", "finetune"))
+        refuse_unused(recipe, "translation", ("text", "masking", "problems", "finetune", "electra"))
+        choose_family(recipe, "translation", "")
         refuse_windows(recipe, "translation", "pairs.max_train_tokens = 16")
         for name in ("source", "target", "test_source", "test_target"):
             if not getattr(recipe.pairs, name):
@@ -82,7 +83,7 @@ class Translation:
 
     def stack(self, recipe: Recipe, choice: EncodingChoice) -> Stack:
         """What the encoder would get; the decoder's is built, too."""
-        from locant.training.mlm import build_encoding
+        from locant.training.hosts import build_encoding
         from locant.training.translation import decoder_choice
 
         length = recipe.pairs.max_train_tokens

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from locant.finetune.problem import Problem, Scored
 
 AS_SAVED = "as_saved"
-UNUSED = ("text", "tokenizer", "masking", "problems", "pairs", "model", "train", "evaluate")
+UNUSED = ("text", "tokenizer", "masking", "problems", "pairs", "electra", "model", "train", "evaluate")
 TIMED_STEPS = 5_000  # at most, in a measurement of speed
 POINTS = 50  # of the loss curve
 BERT_BASE = {"num_heads": 12, "head_dim": 64, "model_dim": 768}  # what encodings are checked with, before any is built

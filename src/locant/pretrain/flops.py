@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from locant.pretrain.hosts import FAMILIES, GENERATOR, Family, HostChoice, Shape
 from locant.pretrain.objectives import ObjectiveChoice
+from locant.training.hosts import FAMILIES, GENERATOR, Family, Shape
 
 MEASURED_FOR = 0.3  # seconds
 SIDES = {"cpu": 1024}  # of the square matrices that are multiplied; elsewhere:
@@ -36,10 +36,10 @@ class Cost:
         return 6.0 * (self.body * tokens + self.head * predicted) + 12.0 * self.attention * length * tokens
 
 
-def cost_of(objective: ObjectiveChoice, host: HostChoice, shape: Shape) -> Cost:
+def cost_of(objective: ObjectiveChoice, family: Family, shape: Shape) -> Cost:
     """Of an objective's models."""
     if objective.name != "electra":
-        return _cost(FAMILIES[host.family], shape)
+        return _cost(family, shape)
     discriminator = _cost(FAMILIES["electra"], shape)
     told = shape.model_dim * shape.model_dim + shape.model_dim  # its head reads every token
     return Cost(discriminator.body + told, 0, discriminator.attention) + _cost(
@@ -50,7 +50,7 @@ def cost_of(objective: ObjectiveChoice, host: HostChoice, shape: Shape) -> Cost:
 def _cost(family: Family, shape: Shape) -> Cost:
     width, outer = shape.model_dim, shape.embedding_dim
     body = shape.num_layers * (4 * width * width + 2 * width * shape.hidden_dim)
-    if (family.factorized and outer != width) or family is FAMILIES["albert"]:
+    if outer != width or family is FAMILIES["albert"]:
         body += outer * width
     head = outer * shape.vocab_size + (width * outer if family.transform else 0)
     return Cost(body, head, shape.num_layers * width)

@@ -1,14 +1,12 @@
-"""The models that are pre-trained: a table of sizes, and a row for each family of hosts."""
+"""How large the models of `locant pretrain` are: named sizes, and what may take the place of their values."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from locant.compare.fields import near
-from locant.training.mlm import BuiltModel, EncodingChoice, assemble, check_shape
+from locant.training.hosts import FAMILIES, Shape, check_embedding, check_shape
 
 
 @dataclass(frozen=True)
@@ -57,11 +55,7 @@ class HostChoice:
             raise ValueError(f"family = {self.family!r} is not a host; {near(self.family, FAMILIES)}")
         if self.size not in SIZES:
             raise ValueError(f"size = {self.size!r} is not a size; {near(self.size, SIZES)}")
-        if self.embedding_dim and not FAMILIES[self.family].factorized:
-            raise ValueError(
-                f"embedding_dim = {self.embedding_dim} has no meaning for {self.family}, whose embeddings have the "
-                "width of its layers; leave it out, or take albert or electra"
-            )
+        check_embedding(self.family, self.embedding_dim)
         size = self.sizes
         check_shape(size.model_dim, size.num_heads, self.dropout, self.init_std)
 
@@ -73,37 +67,6 @@ class HostChoice:
         if "model_dim" in given:
             given.setdefault("hidden_dim", 4 * self.model_dim)
         return dataclasses.replace(row, **given)
-
-
-@dataclass(frozen=True)
-class Shape(Size):
-    """All that a config is made of."""
-
-    embedding_dim: int
-    vocab_size: int
-    max_positions: int
-    dropout: float
-    init_std: float
-    pad_id: int
-
-    def fraction(self, share: float) -> Shape:
-        """About that share of the width, in whole heads: ELECTRA's generator. Depth and embeddings stay."""
-        heads = max(1, round(share * self.num_heads))
-        width = heads * (self.model_dim // self.num_heads)
-        hidden = max(1, round(self.hidden_dim * heads / self.num_heads))
-        return dataclasses.replace(self, num_heads=heads, model_dim=width, hidden_dim=hidden)
-
-
-@dataclass(frozen=True)
-class Family:
-    """One kind of host. ``predict`` turns hidden states [N M] into logits [N V]; ``table`` names its position table."""
-
-    objective: str
-    make: Callable[[Shape], Any]
-    predict: Callable[[Any, Any], Any]
-    table: str
-    factorized: bool = False  # token embeddings may have a width of their own
-    transform: bool = True  # a dense layer stands between hidden states and vocabulary
 
 
 def shape_of(choice: HostChoice, tokens: int, length: int, pad_id: int) -> Shape:
@@ -122,7 +85,7 @@ def shape_of(choice: HostChoice, tokens: int, length: int, pad_id: int) -> Shape
             f"host.max_positions = {length} or more, or 0 for automatic"
         )
     size = choice.sizes
-    width = (choice.embedding_dim or (128 if choice.family == "albert" else 0)) or size.model_dim
+    width = choice.embedding_dim or FAMILIES[choice.family].embedding_dim or size.model_dim
     return Shape(
         **dataclasses.asdict(size),
         embedding_dim=width,
@@ -132,97 +95,3 @@ def shape_of(choice: HostChoice, tokens: int, length: int, pad_id: int) -> Shape
         init_std=choice.init_std,
         pad_id=pad_id,
     )
-
-
-def build_host(family: Family, shape: Shape, encoding: EncodingChoice, seed: int) -> BuiltModel:
-    """A host drawn from the seed alone, with the encoding attached in place of its own position table."""
-    return assemble(lambda: family.make(shape), (family.table,), encoding, seed)
-
-
-def _encoder(shape: Shape, config: Any, **more: Any) -> Any:
-    sizes: dict[str, Any] = {
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.model_dim,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "intermediate_size": shape.hidden_dim,
-        "max_position_embeddings": shape.max_positions,
-        "hidden_dropout_prob": shape.dropout,
-        "attention_probs_dropout_prob": shape.dropout,
-        "initializer_range": shape.init_std,
-        "pad_token_id": shape.pad_id,
-    }
-    return config(**{**sizes, **more})
-
-
-def _bert(shape: Shape) -> Any:
-    from transformers import BertConfig, BertForMaskedLM
-
-    return BertForMaskedLM(_encoder(shape, BertConfig))
-
-
-def _roberta(shape: Shape) -> Any:
-    from transformers import RobertaConfig, RobertaForMaskedLM
-
-    rows = shape.max_positions + shape.pad_id + 1  # RoBERTa's table begins behind the padding id
-    more = {"max_position_embeddings": rows, "type_vocab_size": 1, "bos_token_id": None, "eos_token_id": None}
-    return RobertaForMaskedLM(_encoder(shape, RobertaConfig, **more))
-
-
-def _albert(shape: Shape) -> Any:
-    from transformers import AlbertConfig, AlbertForMaskedLM
-
-    more = {"embedding_size": shape.embedding_dim, "bos_token_id": None, "eos_token_id": None}
-    return AlbertForMaskedLM(_encoder(shape, AlbertConfig, **more))
-
-
-def electra_generator(shape: Shape) -> Any:
-    """ELECTRA's generator: a masked language model."""
-    from transformers import ElectraConfig, ElectraForMaskedLM
-
-    return ElectraForMaskedLM(_encoder(shape, ElectraConfig, embedding_size=shape.embedding_dim))
-
-
-def _electra(shape: Shape) -> Any:
-    from transformers import ElectraConfig, ElectraForPreTraining
-
-    return ElectraForPreTraining(_encoder(shape, ElectraConfig, embedding_size=shape.embedding_dim))
-
-
-def _gpt2(shape: Shape) -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=shape.vocab_size,
-        n_embd=shape.model_dim,
-        n_layer=shape.num_layers,
-        n_head=shape.num_heads,
-        n_inner=shape.hidden_dim,
-        n_positions=shape.max_positions,
-        resid_pdrop=shape.dropout,
-        embd_pdrop=shape.dropout,
-        attn_pdrop=shape.dropout,
-        initializer_range=shape.init_std,
-        pad_token_id=shape.pad_id,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return GPT2LMHeadModel(config)
-
-
-def generated_logits(host: Any, hidden: Any) -> Any:
-    """Logits [N V] of ELECTRA's generator from its hidden states [N M]."""
-    return host.generator_lm_head(host.generator_predictions(hidden))
-
-
-_TABLE = "embeddings.position_embeddings.weight"
-FAMILIES = {
-    "bert": Family("mlm", _bert, lambda host, hidden: host.cls(hidden), f"bert.{_TABLE}"),
-    "roberta": Family("mlm", _roberta, lambda host, hidden: host.lm_head(hidden), f"roberta.{_TABLE}"),
-    "albert": Family("mlm", _albert, lambda host, hidden: host.predictions(hidden), f"albert.{_TABLE}", True),
-    "electra": Family("electra", _electra, generated_logits, f"electra.{_TABLE}", True),
-    "gpt2": Family(
-        "causal", _gpt2, lambda host, hidden: host.lm_head(hidden), "transformer.wpe.weight", transform=False
-    ),
-}
-GENERATOR = dataclasses.replace(FAMILIES["electra"], make=electra_generator)

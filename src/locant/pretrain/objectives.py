@@ -12,32 +12,37 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from locant.compare.electra import ElectraSettings
 from locant.data import MaskingConfig, MlmCollator, Vocabulary
 from locant.data.mlm import IGNORED, token_draws
 from locant.hf.attachment import keep_once
-from locant.pretrain.hosts import FAMILIES, GENERATOR, Family, HostChoice, Shape, build_host
-from locant.training.mlm import EncodingChoice, derived_seed
+from locant.training.hosts import (
+    FAMILIES,
+    GENERATOR,
+    Family,
+    Shape,
+    build_host,
+    hidden_states,
+    next_token_logits,
+    predicted_logits,
+)
+from locant.training.mlm import BuiltModel, EncodingChoice, derived_seed
 
 Collate = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class ObjectiveChoice:
+class ObjectiveChoice(ElectraSettings):
     """What is predicted; the other fields are ELECTRA's."""
 
     name: Literal["mlm", "electra", "causal"] = "mlm"
-    generator_fraction: float = 0.25  # of the discriminator's width, in whole heads; Clark et al. 2020: 1/4 to 1/3
-    discriminator_weight: float = 50.0  # of the discriminator's loss beside the generator's
 
     def __post_init__(self) -> None:
-        if not 0 < self.generator_fraction <= 1:
-            raise ValueError(f"generator_fraction = {self.generator_fraction}, needed a share above 0 and up to 1")
-        if not self.discriminator_weight > 0:
-            raise ValueError(f"discriminator_weight = {self.discriminator_weight}, needed a number above 0")
+        super().__post_init__()
         for name in ("generator_fraction", "discriminator_weight"):
             if self.name != "electra" and getattr(self, name) != getattr(type(self), name):
                 raise ValueError(
@@ -64,10 +69,6 @@ class Objective(nn.Module):
 class Masked(Objective):
     """Cross-entropy of the masked tokens."""
 
-    def __init__(self, host: Any, family: Family) -> None:
-        super().__init__(host)
-        self.family = family
-
     def forward(
         self,
         input_ids: Int[Tensor, "B I"],
@@ -83,7 +84,7 @@ class Masked(Objective):
         self, input_ids: Int[Tensor, "B I"], labels: Int[Tensor, "B I"], positions: dict[str, Tensor]
     ) -> tuple[Float[Tensor, "N V"], Int[Tensor, "N"]]:
         """Logits and targets of the tokens that carry a label."""
-        return _masked_logits(self.host, self.family, input_ids, labels, positions)
+        return predicted_logits(self.host, input_ids, labels, **positions)
 
 
 class Causal(Masked):
@@ -93,9 +94,7 @@ class Causal(Masked):
         self, input_ids: Int[Tensor, "B I"], labels: Int[Tensor, "B I"], positions: dict[str, Tensor]
     ) -> tuple[Float[Tensor, "N V"], Int[Tensor, "N"]]:
         """The same; a token is predicted from the one before it."""
-        hidden = _hidden(self.host, input_ids, {**positions, "use_cache": False})
-        labeled = labels[:, 1:] != IGNORED
-        return self.family.predict(self.host, hidden[:, :-1][labeled]), labels[:, 1:][labeled]
+        return next_token_logits(self.host, input_ids, labels, **positions)
 
 
 class Electra(Objective):
@@ -123,19 +122,25 @@ class Electra(Objective):
         **positions: Tensor,
     ) -> dict[str, Tensor]:
         """``draws``: the number in [0, 1) that picks each token's replacement."""
-        logits, targets = _masked_logits(self.generator, GENERATOR, input_ids, labels, positions)
+        (logits, targets), told, replaced = self.judge(input_ids, labels, draws, positions)
         guessed = _shared_entropy(logits, targets, num_items_in_batch)
+        found = F.binary_cross_entropy_with_logits(told, replaced.float(), reduction="sum") / num_items_in_batch[1]
+        loss = guessed + self.weight * found
+        return {"loss": loss, "generator_loss": guessed.detach(), "discriminator_loss": found.detach()}
+
+    def judge(
+        self, input_ids: Tensor, labels: Tensor, draws: Tensor, positions: dict[str, Tensor]
+    ) -> tuple[tuple[Tensor, Tensor], Float[Tensor, "N"], Bool[Tensor, "N"]]:
+        """The generator's logits and targets; the discriminator's logit for each real token, and which are replaced."""
+        logits, targets = predicted_logits(self.generator, input_ids, labels, **positions)
         predicted = labels != IGNORED
         text = torch.where(predicted, labels, input_ids)
         filled = text.clone()
         filled[predicted] = sample(logits.detach(), draws[predicted])
-        hidden = _hidden(self.host, filled, positions)
+        hidden = hidden_states(self.host, filled, positions)
         told = self.host.discriminator_predictions(hidden).float()  # pyright: ignore[reportCallIssue]
         real = positions["attention_mask"].bool() if "attention_mask" in positions else torch.ones_like(predicted)
-        replaced = (filled != text)[real].float()
-        found = F.binary_cross_entropy_with_logits(told[real], replaced, reduction="sum") / num_items_in_batch[1]
-        loss = guessed + self.weight * found
-        return {"loss": loss, "generator_loss": guessed.detach(), "discriminator_loss": found.detach()}
+        return (logits, targets), told[real], (filled != text)[real]
 
     def saved(self) -> dict[str, Any]:
         """The discriminator is the model."""
@@ -150,34 +155,34 @@ def sample(logits: Float[Tensor, "N V"], draws: Float[Tensor, "N"]) -> Int[Tenso
     return at[:, 0].clamp(max=logits.shape[-1] - 1)
 
 
-def _hidden(host: Any, input_ids: Tensor, keywords: dict[str, Any]) -> Tensor:
-    return host.base_model(input_ids=input_ids, **keywords).last_hidden_state
-
-
-def _masked_logits(
-    host: Any, family: Family, input_ids: Tensor, labels: Tensor, positions: dict[str, Tensor]
-) -> tuple[Tensor, Tensor]:
-    predicted = labels != IGNORED
-    return family.predict(host, _hidden(host, input_ids, positions)[predicted]), labels[predicted]
-
-
 def _shared_entropy(logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), targets, reduction="sum") / counts[0]
 
 
 def build_objective(
-    choice: ObjectiveChoice, host: HostChoice, shape: Shape, encoding: EncodingChoice, seed: int
+    choice: ObjectiveChoice, family: Family, shape: Shape, encoding: EncodingChoice, seed: int
 ) -> Objective:
     """The models of an objective, drawn from the seed, with the encoding attached to each."""
-    family = FAMILIES[host.family]
+    if choice.name == "electra":
+        return build_electra(choice, shape, encoding, seed)[0]
     model = build_host(family, shape, encoding, seed).model
-    if choice.name == "mlm":
-        return Masked(model, family)
-    if choice.name == "causal":
-        return Causal(model, family)
-    small = shape.fraction(choice.generator_fraction)
-    generator = build_host(GENERATOR, small, encoding, derived_seed("generator", seed)).model
-    return Electra(model, generator, choice.discriminator_weight)
+    return Masked(model) if choice.name == "mlm" else Causal(model)
+
+
+def build_electra(
+    settings: ElectraSettings, shape: Shape, encoding: EncodingChoice, seed: int, kind: type[Electra] = Electra
+) -> tuple[Electra, BuiltModel]:
+    """ELECTRA's two models, and the discriminator with the position parameters of both counted as its own."""
+    host = build_host(FAMILIES["electra"], shape, encoding, seed)
+    small = shape.fraction(settings.generator_fraction)
+    generator = build_host(GENERATOR, small, encoding, derived_seed("generator", seed))
+    objective = kind(host.model, generator.model, settings.discriminator_weight)
+    return objective, BuiltModel(
+        host.model,
+        host.position_parameters | {f"generator.{name}" for name in generator.position_parameters},
+        host.extra_parameters + generator.extra_parameters,
+        sum(parameter.numel() for parameter in objective.parameters()),
+    )
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from typing import Any
 from locant.compare.fields import build
 from locant.compare.recipe import override, read_encoding, read_toml
 from locant.data import MaskingConfig, TextSource, TokenizerConfig
-from locant.pretrain.hosts import FAMILIES, HostChoice
+from locant.pretrain.hosts import HostChoice
 from locant.pretrain.objectives import ObjectiveChoice
+from locant.training.hosts import FAMILIES
 from locant.training.mlm import MIN_LENGTH, EncodingChoice, TrainSettings
 
 # What may differ between two calls that share an output folder: it changes no number of the run.

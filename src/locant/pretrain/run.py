@@ -27,13 +27,14 @@ from locant.data import Vocabulary
 from locant.data.tokenizer import special_id
 from locant.hf.writing import replacing
 from locant.pretrain.flops import cost_of, measure_peak
-from locant.pretrain.hosts import Shape, shape_of
+from locant.pretrain.hosts import shape_of
 from locant.pretrain.objectives import BATCHES, Objective, build_objective
 from locant.pretrain.recipe import PretrainRecipe
 from locant.pretrain.text import MicroBatches, Text, read, ready_tokenizer, stage_seed
 from locant.pretrain.trainer import Meter, PretrainTrainer, Validation, next_batch, trained
 from locant.training import checkpoints
 from locant.training.folder import claim_folder, read_whole, unwritable, write_atomically
+from locant.training.hosts import FAMILIES, Shape
 from locant.training.log import JsonLines
 from locant.training.mlm import DivergedError
 from locant.training.parameters import position_parameters
@@ -129,7 +130,7 @@ def _prepare(recipe: PretrainRecipe, out: Path, report_to: tuple[str, ...], watc
     with state.main_process_first():  # which fills the caches
         text = read(recipe, progress=state.is_main_process)
     shape = shape_of(recipe.host, len(text.tokenizer), recipe.length, special_id(text.tokenizer, "pad_token"))
-    objective = build_objective(recipe.objective, recipe.host, shape, recipe.encoding, recipe.seed)
+    objective = build_objective(recipe.objective, FAMILIES[recipe.host.family], shape, recipe.encoding, recipe.seed)
     for name, model in objective.saved().items():
         limit = locant.hf.capacity(model)
         if limit is not None and recipe.length > limit:
@@ -203,7 +204,7 @@ def _trainer(job: Job, log: JsonLines) -> PretrainTrainer:
     )
     given = settings.peak_tflops * 1e12
     peak = given or measure_peak(trainer.args.device, settings.precision == "bfloat16")
-    cost = cost_of(recipe.objective, recipe.host, job.shape)
+    cost = cost_of(recipe.objective, FAMILIES[recipe.host.family], job.shape)
     meter = Meter(cost, peak * job.state.num_processes)
     tokenizer = ready_tokenizer(job.text.tokenizer, locant.hf.capacity(job.objective.saved()["model"]))
     held = Validation(job.text.validation, job.collate(VALIDATION_SEED), job.pad)

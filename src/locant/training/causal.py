@@ -1,22 +1,17 @@
 """Training of a small GPT-2 with one position encoding: on the target of a prompt, or on every next token of a window.
 
 The conditions are those of `locant.training.mlm`: host weights, data order and schedule follow from the seed alone, and
-the vocabulary head is applied only where a token is predicted. The host's own position table is taken out when the
-encoding is attached.
+the vocabulary head is applied only where a token is predicted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from locant.training.mlm import BuiltModel, EncodingChoice, ModelSize, assemble
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-IGNORED = -100  # label of tokens that are not predicted
+from locant.data.mlm import IGNORED
+from locant.training.hosts import next_token_logits
 
 
 @dataclass(frozen=True)
@@ -88,42 +83,6 @@ class WindowCollate:
         return {"input_ids": ids, "labels": labels, "example_ids": torch.tensor([e["example_id"] for e in examples])}
 
 
-def build_gpt2(size: ModelSize, vocab_size: int, length: int, encoding: EncodingChoice, seed: int) -> BuiltModel:
-    """A GPT-2 of this size with the encoding attached; host weights depend on the seed alone.
-
-    ``length``: rows of a learned position table, where the recipe does not say.
-    """
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=vocab_size,
-        n_embd=size.model_dim,
-        n_layer=size.num_layers,
-        n_head=size.num_heads,
-        n_inner=size.hidden_dim or 4 * size.model_dim,
-        n_positions=size.max_positions or length,
-        resid_pdrop=size.dropout,
-        embd_pdrop=size.dropout,
-        attn_pdrop=size.dropout,
-        initializer_range=size.init_std,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return assemble(lambda: GPT2LMHeadModel(config), ("transformer.wpe.weight",), encoding, seed)
-
-
-def next_token_logits(
-    host: Any, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None, position_ids: Any = None
-) -> tuple[Tensor, Tensor]:
-    """Logits [N V] and targets [N] of the tokens that carry a label, each predicted from the token before it."""
-    keywords = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
-    if position_ids is not None:
-        keywords["position_ids"] = position_ids
-    hidden = host.transformer(**keywords).last_hidden_state
-    predicted = labels[:, 1:] != IGNORED
-    return host.lm_head(hidden[:, :-1][predicted]), labels[:, 1:][predicted]
-
-
 def make_objective(host: Any) -> Any:
     """Mean cross-entropy of the labeled tokens, as a module that the Trainer takes."""
     from torch import nn
@@ -134,7 +93,7 @@ def make_objective(host: Any) -> Any:
             self.host = host
 
         def forward(self, input_ids: Any, labels: Any, attention_mask: Any = None) -> dict[str, Any]:
-            logits, targets = next_token_logits(self.host, input_ids, labels, attention_mask)
+            logits, targets = next_token_logits(self.host, input_ids, labels, attention_mask=attention_mask)
             return {"loss": nn.functional.cross_entropy(logits.float(), targets)}
 
     return CausalObjective()

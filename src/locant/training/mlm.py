@@ -1,4 +1,4 @@
-"""Masked-language-model training of a small BERT with one position encoding.
+"""Masked-language-model training of a small encoder with one position encoding.
 
 Every encoding meets the same conditions. From one seed follow: the weights of the host (drawn before the encoding is
 attached, and the encoding's own from a generator of its own, so that no encoding moves the draws of another), the order
@@ -21,46 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from locant.data import MaskingConfig, Windows
-    from locant.encoding import Stack
 
 MIN_LENGTH = 8  # tokens in a window, [CLS] and [SEP] among them
-
-
-def check_shape(model_dim: int, num_heads: int, dropout: float, init_std: float) -> None:
-    """What holds of every host. Raises: ValueError."""
-    if model_dim % num_heads:
-        raise ValueError(
-            f"num_heads = {num_heads} does not divide model_dim = {model_dim}; "
-            f"choose one of {[n for n in range(1, 33) if model_dim % n == 0]}"
-        )
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout = {dropout}, needed 0 <= dropout < 1")
-    if not 0 < init_std <= 1:
-        raise ValueError(f"init_std = {init_std}, needed a number above 0 and up to 1")
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """Size of the BERT that all encodings share."""
-
-    num_layers: int = 4
-    model_dim: int = 256
-    num_heads: int = 4
-    hidden_dim: int = 0  # width of the feed-forward layer; 0: four times model_dim
-    max_positions: int = 0  # rows of a learned position table; 0: the trained length
-    dropout: float = 0.1  # of embeddings, attention weights and layer outputs
-    init_std: float = (
-        0.02  # of the host's matrices; BERT's own, meant for width 768: narrow models learn faster with more
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("num_layers", "model_dim", "num_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}, needed at least 1")
-        check_shape(self.model_dim, self.num_heads, self.dropout, self.init_std)
-        for name in ("hidden_dim", "max_positions"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} = {getattr(self, name)}, needed 0 (automatic) or more")
 
 
 @dataclass(frozen=True)
@@ -118,7 +80,7 @@ class EncodingChoice:
 class BuiltModel:
     """A host with its encoding, and which of its parameters the encoding brought."""
 
-    model: Any  # BertForMaskedLM, GPT2LMHeadModel, MarianMTModel
+    model: Any  # BertForMaskedLM, AlbertForMaskedLM, GPT2LMHeadModel, MarianMTModel
     position_parameters: frozenset[str]  # names
     extra_parameters: int
     total_parameters: int
@@ -142,27 +104,6 @@ def derived_seed(*parts: Any) -> int:
     """A 63-bit seed that depends on all parts and on nothing else (not on the process, as `hash` does)."""
     digest = hashlib.sha256("\x00".join(str(part) for part in parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-def build_bert(
-    size: ModelSize, vocab_size: int, length: int, encoding: EncodingChoice, seed: int, *, pad_id: int = 0
-) -> BuiltModel:
-    """A BERT of this size with the encoding attached; host weights depend on the seed alone."""
-    from transformers import BertConfig, BertForMaskedLM
-
-    config = BertConfig(
-        vocab_size=vocab_size,
-        hidden_size=size.model_dim,
-        num_hidden_layers=size.num_layers,
-        num_attention_heads=size.num_heads,
-        intermediate_size=size.hidden_dim or 4 * size.model_dim,
-        max_position_embeddings=size.max_positions or length,
-        hidden_dropout_prob=size.dropout,
-        attention_probs_dropout_prob=size.dropout,
-        initializer_range=size.init_std,
-        pad_token_id=pad_id,
-    )
-    return assemble(lambda: BertForMaskedLM(config), ("bert.embeddings.position_embeddings.weight",), encoding, seed)
 
 
 def assemble(
@@ -189,20 +130,6 @@ def assemble(
     total = sum(names.values())
     positions = frozenset(name for name in names if name not in host or name in tables)
     return BuiltModel(model, positions, total - (sum(host.values()) - sum(host[table] for table in tables)), total)
-
-
-def build_encoding(encoding: EncodingChoice, size: ModelSize, length: int, *, causal: bool = False) -> Stack:
-    """The encoding objects that a host of this size would get, without one: for checks and descriptions."""
-    import locant
-
-    sizes = {
-        "num_heads": size.num_heads,
-        "head_dim": size.model_dim // size.num_heads,
-        "model_dim": size.model_dim,
-        "max_length": size.max_positions or length,
-        "causal": causal,
-    }
-    return locant.stack(encoding.name, size.num_layers, **{**sizes, **encoding.options})
 
 
 def attach_encoding(model: Any, encoding: EncodingChoice) -> None:

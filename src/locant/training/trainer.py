@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.utils.data import SequentialSampler
-from transformers import BertForMaskedLM, PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
+from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from locant.data import MaskingConfig, MlmCollator, ScheduledDataset, Vocabulary, Windows
+from locant.training.hosts import predicted_logits
 from locant.training.mlm import BuiltModel, DivergedError, LossPoint, TrainSettings
 
 
 class MlmObjective(nn.Module):
     """Mean cross-entropy of the predicted tokens, with the vocabulary head applied to those alone."""
 
-    def __init__(self, host: BertForMaskedLM) -> None:
+    def __init__(self, host: nn.Module) -> None:
         super().__init__()
         self.host = host
 
@@ -35,24 +36,10 @@ class MlmObjective(nn.Module):
         position_ids: Int[Tensor, "B I"] | None = None,
     ) -> dict[str, Tensor]:
         """Gives `loss` (a scalar), and `logits` and `targets` of the predicted tokens."""
-        logits, targets = predicted_logits(self.host, input_ids, labels, attention_mask, position_ids)
+        logits, targets = predicted_logits(
+            self.host, input_ids, labels, attention_mask=attention_mask, position_ids=position_ids
+        )
         return {"loss": nn.functional.cross_entropy(logits.float(), targets), "logits": logits, "targets": targets}
-
-
-def predicted_logits(
-    host: BertForMaskedLM,
-    input_ids: Int[Tensor, "B I"],
-    labels: Int[Tensor, "B I"],
-    attention_mask: Any = None,
-    position_ids: Int[Tensor, "B I"] | None = None,
-) -> tuple[Float[Tensor, "N V"], Int[Tensor, "N"]]:
-    """Logits and targets of the tokens that carry a label (labels != -100)."""
-    keywords: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
-    if position_ids is not None:
-        keywords["position_ids"] = position_ids
-    hidden = host.bert(**keywords).last_hidden_state
-    predicted = labels != -100
-    return host.cls(hidden[predicted]), labels[predicted]
 
 
 class Collate:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from locant.training.causal import IGNORED
-from locant.training.mlm import BuiltModel, EncodingChoice, ModelSize, assemble
+from locant.data.mlm import IGNORED
+from locant.training.hosts import ModelSize
+from locant.training.mlm import BuiltModel, EncodingChoice, assemble
 
 if TYPE_CHECKING:
     from torch import Tensor
