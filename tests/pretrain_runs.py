@@ -61,6 +61,17 @@ def recipe(path: Path, /, *overrides: str, **tables: Any) -> PretrainRecipe:
     return read_recipe(table(path, **tables), overrides)
 
 
+def toml(path: Path, /, **tables: Any) -> str:
+    """The text of a recipe file, from what `table` takes."""
+    return "\n".join(f"{key} = {_value(value)}" for key, value in table(path, **tables).items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + "}"
+    return "[" + ", ".join(map(_value, value)) + "]" if isinstance(value, list) else json.dumps(value)
+
+
 def lines(out: Path, *events: str) -> list[dict[str, Any]]:
     """The log without what depends on the clock."""
     times = ("seconds", "tokens_per_second", "mfu")

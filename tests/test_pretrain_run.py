@@ -21,7 +21,7 @@ import locant.hf
 from locant.pretrain.run import Pretrained, pretrain
 from locant.training import checkpoints
 from locant.training.log import JsonLines
-from tests.pretrain_runs import STAGES, TRAIN, assert_same_run, lines, recipe, table, weights, write_text
+from tests.pretrain_runs import STAGES, TRAIN, assert_same_run, lines, recipe, toml, weights, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOW = pytest.mark.slow
@@ -148,19 +148,13 @@ app()
 )
 def test_kill_9_at_a_moment_changes_no_number(moment: str, count: int, whole: Path, text: Path, tmp_path: Path) -> None:
     file = tmp_path / "words.toml"
-    file.write_text("\n".join(f"{key} = {_toml(value)}" for key, value in table(text).items()))
+    file.write_text(toml(text))
     command = ["pretrain", str(file), "--out", str(tmp_path / "out")]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     killed = subprocess.run([sys.executable, "-c", KILL, moment, str(count), *command], cwd=ROOT, env=environment)
     assert killed.returncode == -signal.SIGKILL
     pretrain(recipe(text), tmp_path / "out")
     assert_same_run(whole, tmp_path / "out")
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
-    return "[" + ", ".join(map(_toml, value)) + "]" if isinstance(value, list) else json.dumps(value)
 
 
 def test_where_the_newest_checkpoint_is_broken_the_one_before_is_taken(
@@ -339,7 +333,7 @@ def test_two_processes_share_the_work_and_agree_with_one(family: str, text: Path
     own = OBJECTIVES[family]
     still = {**own, "host": {**own.get("host", {}), "dropout": 0.0}, "text": {"pack": False}}
     file = tmp_path / "words.toml"
-    file.write_text("\n".join(f"{key} = {_toml(value)}" for key, value in table(text, **still).items()))
+    file.write_text(toml(text, **still))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for processes in ("1", "2"):
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes, "-m", "locant.cli"]

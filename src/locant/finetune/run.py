@@ -35,7 +35,7 @@ from locant.finetune.scores import Scores
 from locant.finetune.settings import FinetuneSettings, ModelChoice
 from locant.finetune.trainer import make_trainer
 from locant.hf.writing import replacing
-from locant.training import checkpoints
+from locant.training import checkpoints, launch
 from locant.training.folder import claim_folder, file_digest, read_whole, unwritable, write_atomically
 from locant.training.log import JsonLines
 from locant.training.mlm import DivergedError
@@ -99,6 +99,7 @@ def finetune(
         raise ValueError(f"finetune: seeds = {list(seeds)}, needed at least one, each once")
     _check_packages()
     check_trackers(report_to, "finetune")
+    launch.check_launch(settings, "finetune")
     state = PartialState(cpu=settings.device == "cpu" or not torch.accelerator.is_available())
     job = _prepare(task, choice, data, settings, Path(out), tuple(report_to), keep_models, watch, state)
     lock = _open(job)
@@ -262,10 +263,11 @@ def _keep(job: Job, seed: int, trainer: Any, scored: dict[str, Scored], body: di
 
 
 def _save_model(job: Job, trainer: Any, target: Path) -> None:
-    state_dict = trainer.accelerator.get_state_dict(trainer.model_wrapped)  # of all shards, where there are several
+    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    state = launch.whole_state(model, keeps=job.state.is_main_process)
     if job.state.is_main_process:
         with replacing(target) as fresh:
-            trainer.accelerator.unwrap_model(trainer.model_wrapped).save_pretrained(fresh, state_dict=state_dict)
+            model.save_pretrained(fresh, state_dict=state)
             job.tokenizer.save_pretrained(fresh)
 
 

@@ -13,6 +13,7 @@ import locant
 from locant.encoding import Encoding
 from locant.hf.attachment import Attachment, attachments
 from locant.hf.describe import describe
+from locant.hf.record import class_name
 
 START, END = "<!-- locant: position encoding -->", "<!-- locant: end -->"
 CARD = "README.md"
@@ -36,15 +37,15 @@ def model_card(model: nn.Module) -> str:
     lines = [
         "## Position encoding",
         "",
-        f"The positions of this {type(model).__name__} come from {names}, attached with locant {locant.__version__}. "
+        f"The positions of this {class_name(model)} come from {names}, attached with locant {locant.__version__}. "
         "Import `locant.hf` before you load it; without it, transformers builds the host alone, and its outputs are "
         "not those of this model.",
         "",
         "```python",
         "import locant.hf",
-        f"from transformers import {type(model).__name__}",
+        f"from transformers import {class_name(model)}",
         "",
-        f'model = {type(model).__name__}.from_pretrained("...")',
+        f'model = {class_name(model)}.from_pretrained("...")',
         "```",
         "",
         *_lengths(model),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from torch import Tensor
 
 FOLDER, FACTS = "checkpoints", "checkpoint.json"
 
@@ -25,16 +26,16 @@ class Milestone:
     loss: float
 
 
-def keep(run: Path, model: Any, tokenizer: Any, milestone: Milestone) -> Path:
+def keep(run: Path, model: Any, tokenizer: Any, milestone: Milestone, state: dict[str, Tensor] | None = None) -> Path:
     """Write the model at one step below a run's folder; it appears whole or not at all. Returns its folder.
 
-    Raises: OSError where it cannot be written.
+    ``state``: the weights, where the model holds but a share of them. Raises: OSError where it cannot be written.
     """
     target = run / FOLDER / f"step-{milestone.step:07d}"
     fresh = target.with_name(f".{target.name}")
     try:
         fresh.mkdir(parents=True)
-        model.save_pretrained(fresh)
+        model.save_pretrained(fresh, state_dict=state)
         tokenizer.save_pretrained(fresh)
         (fresh / FACTS).write_text(json.dumps(asdict(milestone)) + "\n", encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)  # of a run that was stopped behind it and does it again

@@ -37,13 +37,18 @@ def record_of(model: nn.Module) -> dict[str, Any]:
     record = {
         "format": FORMAT,
         "locant": locant.__version__,
-        "host": type(model).__name__,
+        "host": class_name(model),
         "stacks": [_of_stack(*item) for item in found],
     }
     try:
         return json.loads(json.dumps(record))
     except TypeError as error:
         raise ValueError(f"save: the options {found[0][2].spec.options} cannot be written as JSON: {error}") from error
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of a module's class, also where FSDP 2 has put one of its own above it."""
+    return type(module).__name__.removeprefix("FSDP")
 
 
 def _of_stack(path: str, module: nn.Module, attachment: Attachment) -> dict[str, Any]:
@@ -55,7 +60,7 @@ def _of_stack(path: str, module: nn.Module, attachment: Attachment) -> dict[str,
         )
     return {
         "path": path,
-        "class": type(module).__name__,
+        "class": class_name(module),
         "family": attachment.family.name,
         "encoding": spec.encoding,
         "options": spec.options,

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import parse_flag_from_env
 
 import locant.hf
 from locant.compare.environment import environment
@@ -32,7 +31,7 @@ from locant.pretrain.objectives import BATCHES, Objective, build_objective
 from locant.pretrain.recipe import PretrainRecipe
 from locant.pretrain.text import MicroBatches, Text, read, ready_tokenizer, stage_seed
 from locant.pretrain.trainer import Meter, PretrainTrainer, Validation, next_batch, trained
-from locant.training import checkpoints
+from locant.training import checkpoints, launch
 from locant.training.folder import claim_folder, read_whole, unwritable, write_atomically
 from locant.training.hosts import FAMILIES, Shape
 from locant.training.log import JsonLines
@@ -99,12 +98,8 @@ def pretrain(
     can be written. A loss that is not finite is a result: a reason in place of a model.
     """
     check_trackers(report_to, COMMAND)
-    if parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        raise ValueError(
-            f"{COMMAND}: accelerate asks for FSDP (ACCELERATE_USE_FSDP), but checkpoints and models are written whole "
-            "by the first process; launch with torchrun, or with accelerate launch --multi_gpu or --multi_cpu (DDP)"
-        )
     settings = recipe.train
+    launch.check_launch(settings, COMMAND)
     state = PartialState(cpu=settings.device == "cpu" or not torch.accelerator.is_available())
     for stage in recipe.stages:
         shares(stage.batch_size, settings.accumulate, COMMAND)
@@ -248,10 +243,11 @@ def _keep(job: Job, trainer: PretrainTrainer, body: dict[str, Any], done: bool) 
 
 
 def _save_models(job: Job, trainer: PretrainTrainer) -> None:
-    if job.state.is_main_process:
-        for name, model in trainer.objective.saved().items():
+    for name, model in trainer.objective.saved().items():
+        state = launch.whole_state(model, keeps=job.state.is_main_process)
+        if job.state.is_main_process:
             with replacing(job.out / name) as fresh:
-                model.save_pretrained(fresh)
+                model.save_pretrained(fresh, state_dict=state)
                 trainer.tokenizer.save_pretrained(fresh)
 
 

@@ -19,6 +19,7 @@ from locant.pretrain.flops import Cost
 from locant.pretrain.objectives import Collate, Objective, counts
 from locant.pretrain.recipe import PretrainRecipe
 from locant.pretrain.text import trimmed
+from locant.training import launch
 from locant.training.folder import unwritable
 from locant.training.resumable import ResumableTrainer
 
@@ -139,10 +140,12 @@ class PretrainTrainer(ResumableTrainer):
 
     def keep(self, step: int, loss: float) -> None:
         """Keeps the model at a step, for `locant analyze` of a course. Raises: OSError."""
+        host = self.objective.host
+        state = launch.whole_state(host, keeps=self.args.should_save)
         if not self.args.should_save:
             return
         try:
-            course.keep(self.folder, self.objective.host, self.tokenizer, course.Milestone(step, self.tokens, loss))
+            course.keep(self.folder, host, self.tokenizer, course.Milestone(step, self.tokens, loss), state)
         except OSError as error:
             raise unwritable(self.folder / course.FOLDER, error, self.command) from error
 

@@ -26,7 +26,7 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from locant.training import checkpoints
+from locant.training import checkpoints, launch
 from locant.training.folder import unwritable
 from locant.training.log import JsonLines
 from locant.training.mlm import DivergedError, derived_seed
@@ -84,6 +84,11 @@ class ResumableTrainer(Trainer):
 
     command = "train"  # by which errors and random draws are named
     points = 200  # that trackers get of a curve; log.jsonl has every step
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """The Trainer's; the model is sharded wherever accelerate is asked to, also on a CPU."""
+        super().create_accelerator_and_postprocess()
+        self.is_fsdp_enabled = launch.shard(self.accelerator)
 
     def begin(self, folder: Path, seed: int, recipe: dict[str, Any], log: JsonLines, watch: Watch) -> None:
         """What a run is recorded in."""
@@ -258,12 +263,12 @@ def resumable_trainer(
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # one process, one device: DataParallel would change the batch
     groups = parameter_groups(model, settings, kind.command)
-    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        trainer = kind(
-            model=model, args=arguments, train_dataset=dataset, data_collator=collate, optimizers=(optimizer, None)
-        )
+        trainer = kind(model=model, args=arguments, train_dataset=dataset, data_collator=collate)
+    trainer.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
+    if trainer.is_fsdp_enabled and arguments.bf16:
+        launch.autocast(model, arguments.device)
     trainer.model_accepts_loss_kwargs = False  # losses are means over a batch: accumulated ones are averaged
     trainer.add_callback(_Record(trainer))
     for printing in (PrinterCallback, ProgressCallback):
@@ -285,7 +290,8 @@ def check_trackers(report_to: Sequence[str], command: str) -> None:
 def take_up(folder: Path, recipe: dict[str, Any], state: Any, command: str) -> tuple[Path | None, list[str]]:
     """The checkpoint that a run goes on from, None to begin, and what is wrong with newer ones. All processes call it.
 
-    Raises: ValueError for a checkpoint of another recipe; OSError where the folder cannot be written.
+    Raises: ValueError for a checkpoint of another recipe or another kind of launch; OSError where the folder cannot be
+    written.
     """
     main = state.is_main_process
     try:
@@ -296,6 +302,8 @@ def take_up(folder: Path, recipe: dict[str, Any], state: Any, command: str) -> t
     state.wait_for_everyone()
     if not main:
         checkpoint, _ = checkpoints.last_good(folder, recipe, command)
+    if checkpoint is not None:
+        launch.check_checkpoint(checkpoint, command)
     state.wait_for_everyone()
     return checkpoint, broken
 
