@@ -183,8 +183,11 @@ def test_files_or_a_model_that_changed_are_refused(model: Path, glue: Path, tmp_
     recipe = read_recipe(body(model, own, encodings=[SAVED]))
     run(recipe, tmp_path / "out")
     write_rte(own / "RTE", seed=5)
-    with pytest.raises(ValueError, match=r"no longer those that '.*out' began with: files.train.tsv is "):
+    words = r"no longer those that '.*out' began with: files.train.tsv is "
+    with pytest.raises(ValueError, match=words):
         run(recipe, tmp_path / "out")
+    with pytest.raises(ValueError, match=words + r".*put them back \(with --ray: on every node\)"):  # as runs do
+        find_objective("finetune").read(recipe, tmp_path / "out" / "text")
 
 
 def test_constant_predictions_have_no_correlation_and_say_so(model: Path, glue: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from locant.compare.results import ResultTable, read_results
 from locant.compare.run import Task
 from locant.training.folder import lock_folder
 from tests.compare_runs import table, toml, write_text
+from tests.finetune_runs import save_model, write_rte
 from tests.processes import ROOT, run
 from tests.ray_nodes import Nodes
 
@@ -450,3 +451,36 @@ def test_no_cluster_on_this_machine_is_said(recipe_file: Path, monkeypatch: pyte
     found = subprocess.run([*command, port], capture_output=True, text=True, env=environment, timeout=120)
     assert (found.returncode, found.stdout) == (2, "")
     assert f"error: --ray {port}: no Ray cluster answers" in found.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_fine_tuning_on_two_nodes_gives_the_numbers_of_one_machine(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="ray is not installed")
+    save_model(tmp_path / "model")
+    write_rte(tmp_path / "glue" / "RTE")
+    settings = {"epochs": 2.0, "batch_size": 5, "learning_rate": 3e-3, "length": 40, "device": "cpu"}
+    files = {"tasks": ["glue/rte"], "model": str(tmp_path / "model"), "data": [str(tmp_path / "glue")]}
+    beside = {"name": "huang_m4", "label": "beside", "init": "neutral", "keep_absolute": True}
+    body = {
+        "task": "finetune",
+        "encodings": [{"name": "as_saved", "label": "absolute"}, beside],
+        "seeds": [1, 2],
+        "finetune": {**files, "settings": settings},
+        "measure": {"rounds": 0},
+    }
+    recipe_file, out, events = tmp_path / "tiny.toml", tmp_path / "out", tmp_path / "events.jsonl"
+    recipe_file.write_text(toml(body), encoding="utf-8")
+    expected = local(read_recipe(body), tmp_path / "local")
+    with Nodes(2) as nodes:
+        process = run("tests.compare_ray", str(recipe_file), str(out), nodes.address, str(events))
+        try:
+            _, errors = process.communicate(timeout=400)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors
+    done = [title for title, event in read_events(events) if event == "done"]
+    assert sorted(done) == ["absolute seed 1", "absolute seed 2", "beside seed 1", "beside seed 2"]
+    found = read_results(out / "results.json")
+    assert_same(found, expected)
+    assert {point.train_loss for one in found.runs for point in one.curve[-1:]} != {found.runs[0].curve[-1].train_loss}

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 AS_SAVED = "as_saved"
 UNUSED = ("text", "tokenizer", "masking", "problems", "pairs", "electra", "model", "train", "evaluate")
+FACTS = "facts.json"  # what the files and the model were
 TIMED_STEPS = 5_000  # at most, in a measurement of speed
 POINTS = 50  # of the loss curve
 BERT_BASE = {"num_heads": 12, "head_dim": 64, "model_dim": 768}  # what encodings are checked with, before any is built
@@ -92,25 +93,27 @@ class FineTuning:
     def prepare(self, recipe: Recipe, folder: Path, *, progress: bool) -> TuningData:
         """Files and model are read where they lie; what they were is kept, and must stay so."""
         from locant.compare.text import whole_folder
-        from locant.training.folder import differences
 
         data = self.read(recipe, folder)
-        kept = folder / "facts.json"
-        if kept.is_file():
+        if not (folder / FACTS).is_file():
+            with whole_folder(folder) as part:
+                (part / FACTS).write_text(json.dumps(data.facts, indent=1), encoding="utf-8")
+        return data
+
+    def read(self, recipe: Recipe, folder: Path) -> TuningData:
+        """Examples, tokenized, on whatever machine. Raises: ValueError where they are not those of the beginning."""
+        from locant.training.folder import differences
+
+        data = _read(recipe, self.trained_length(recipe))
+        if (kept := folder / FACTS).is_file():
             before = json.loads(kept.read_text(encoding="utf-8"))
             if changed := differences(before, json.loads(json.dumps(data.facts))):
                 raise ValueError(
                     f"compare: files or model are no longer those that {str(folder.parent)!r} began with: "
-                    f"{'; '.join(changed[:4])}; put them back, or give another --out"
+                    f"{'; '.join(changed[:4])}; put them back (with --ray: on every node), or give another "
+                    "--out"
                 )
-        else:
-            with whole_folder(folder) as part:
-                (part / "facts.json").write_text(json.dumps(data.facts, indent=1), encoding="utf-8")
         return data
-
-    def read(self, recipe: Recipe, folder: Path) -> TuningData:
-        """Examples, tokenized."""
-        return _read(recipe, self.trained_length(recipe))
 
     def trial(self, recipe: Recipe, choice: EncodingChoice, seed: int, data: TuningData) -> TuningTrial:
         """The pretrained model with a new head and the encoding."""
