@@ -24,7 +24,9 @@ from locant.compare.executors import InlineExecutor
 from locant.compare.grid import compare
 from locant.compare.recipe import read_recipe
 from locant.hf.course import kept
+from locant.pretrain.run import pretrain
 from locant.training.folder import lock_folder
+from tests import pretrain_runs
 from tests.analysis_models import family
 from tests.compare_runs import table, write_text
 from tests.hf_models import LAYERS, ROWS, VOCABULARY, host, tokens
@@ -157,6 +159,28 @@ def test_a_run_with_checkpoints_is_analyzed_over_training(trained, tmp_path):
         [f"{name}-seed1", str(step)] for name in ("absolute", "huang_m4") for step in (0, 2, 4)
     ]
     assert 'id="figure-course"' in (out / "index.html").read_text(encoding="utf-8")
+
+
+def test_a_pretraining_run_is_analyzed_under_its_own_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCANT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    text = pretrain_runs.write_text(tmp_path / "words.jsonl")
+    stages = [{"length": 9, "steps": 1}, {"length": 17, "steps": 1}]
+    for name, encoding, kept_models in (("tisa-run", "tisa", 2), ("table-run", "absolute", 0)):
+        host = {"family": "albert", "embedding_dim": 11}
+        train = {"checkpoints": kept_models}
+        recipe = pretrain_runs.recipe(text, encoding=encoding, host=host, train=train, curriculum=stages)
+        pretrain(recipe, Path("runs") / name)
+        result = run(str(Path("runs") / name), "--text", str(text), "--only", "translation_invariance,patterns")
+        assert result.exit_code == 0, result.stderr
+        found = json.loads((Path("analysis") / name / "analysis.json").read_text(encoding="utf-8"))
+        assert (found["model"]["name"], found["model"]["family"]) == (name, "albert")
+        assert found["length"] == (17 if encoding == "absolute" else 128)
+        course = found["over_training"]
+        assert (course is None) == (not kept_models)
+        if course is not None:
+            assert [point["step"] for point in course["checkpoints"]] == [0, 1, 2]
+    assert found["translation_invariance"]["position_table"]["raw"]["n"] == 17
 
 
 def test_folders_of_comparisons_say_what_to_give(trained):

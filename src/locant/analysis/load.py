@@ -52,7 +52,7 @@ class Loaded:
 
 
 def load_model(source: str | os.PathLike[str]) -> Loaded:
-    """A model from a folder or a GGUF file, the last checkpoint of a run's folder, or an id from the hub's cache.
+    """A model from a folder or a GGUF file, the last one of a run's folder, or an id from the hub's cache.
 
     Raises: ValueError where there is none, where it has no tokenizer, where its weights are cut off, or exceed the free
     memory.
@@ -191,8 +191,9 @@ def _rows(file: Path, each: int) -> list[dict[str, str]]:
 def _folder(source: str | os.PathLike[str]) -> Path:
     folder = Path(source)
     if folder.is_dir():
-        if (folder / "config.json").is_file():
-            return folder
+        for place in (folder, folder / "model"):  # a saved model, or what `locant pretrain` left
+            if (place / "config.json").is_file():
+                return place
         raise ValueError(f"analyze: {str(source)!r} {_instead(folder)}")
     from transformers.utils.hub import cached_file
 

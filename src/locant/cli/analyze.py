@@ -21,8 +21,8 @@ HELP = """Analyze what a model does with positions: how much of it depends on th
 shift of all positions changes, where absolute position can be read.
 
 MODEL is the folder of a saved model, attached or plain, a GGUF file, the id of a model in the hub's cache, or the
-folder of a run that `locant compare` trained with checkpoints: its last model is analyzed, and its course. Nothing is
-downloaded.
+folder of a run of `locant pretrain`, or of `locant compare` with checkpoints: its last model is analyzed, and its
+course where train.checkpoints kept one. Nothing is downloaded.
 
 Examples:
 
@@ -33,6 +33,8 @@ Examples:
   locant analyze ./my-model --only distance,patterns --text book.txt --length 256
 
   locant analyze runs/books/runs/absolute-seed1 --only translation_invariance,patterns
+
+  locant analyze runs/pretrain
 
   locant analyze ./my-gpt --only phase_shift --pairs blimp/data --pairs-each 5
 
