@@ -197,7 +197,7 @@ def test_electra_is_trained_scored_and_kept(tmp_path: Path) -> None:
         run = run_of(found, label)
         assert run.curve[-1].train_loss > 50 * 0.1, "the discriminator's loss weighs 50"
         assert 0 < run.lengths[0].loss < 2 and 0 <= run.lengths[0].accuracy <= 1
-        assert set(run.scores) == {"replaced_f1", "generator_accuracy"}
+        assert set(run.scores) == {"replaced_f1", "entropy_explained", "generator_accuracy"}
     assert run_of(found, "tisa").extra_parameters == 3 * 5 * 2 + 3 * 5 * 1  # of two heads, and of the generator's one
     assert run_of(found, "absolute").extra_parameters == 9 * 8 * 2
     kept = AutoModelForPreTraining.from_pretrained(tmp_path / "out/runs/tupe_r-seed1/checkpoints/step-0000004")
@@ -228,6 +228,8 @@ def test_discriminator_loss_and_accuracy_are_those_of_the_host_itself(tmp_path: 
     assert accuracy == pytest.approx(((told > 0) == replaced).double().mean().item(), abs=1e-6)
     hits = ((told > 0) & replaced).sum().item()
     assert more["replaced_f1"] == pytest.approx(2 * hits / ((told > 0).sum() + replaced.sum()).item())
+    known = F.binary_cross_entropy(replaced.double().mean().expand(told.shape), replaced.double()).item()
+    assert more["entropy_explained"] == pytest.approx(1 - loss / known, abs=1e-5)
     assert more["generator_accuracy"] == pytest.approx((logits.argmax(-1) == text)[masked].double().mean().item())
 
 

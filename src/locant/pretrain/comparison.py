@@ -3,11 +3,14 @@
 Generator and discriminator get the encoding each, with position parameters of their own, and share the token embeddings
 (TUPE, appendix C). What is scored is the discriminator, on validation text that its own generator filled in. So losses
 of two encodings are not about one text: a generator that guesses well leaves less to find, and what it replaced is
-harder to tell. Its accuracy therefore stands beside.
+harder to tell. Its accuracy therefore stands beside, and how far the loss is below what the share of replaced tokens
+alone would give.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,14 +71,15 @@ class ReplacedValidation(Validation):
 
     def score(self, model: Any, length: int, shift: int | None = None) -> tuple[float, float]:
         """Mean loss (nats) and accuracy of the discriminator over all tokens in windows of this length."""
-        self.guesses, self.found = torch.zeros(2), torch.zeros(3)
+        self.counted = Counter[str]()
         generator = self.objective.generator
         was_training = generator.training
         generator.eval()
         try:
-            return super().score(model, length, shift)
+            self.loss, accuracy = super().score(model, length, shift)
         finally:
             generator.train(was_training)
+        return self.loss, accuracy
 
     def predict(
         self, model: Any, batch: dict[str, Any], position_ids: Any
@@ -86,17 +90,31 @@ class ReplacedValidation(Validation):
         (logits, targets), told, replaced = self.objective.judge(
             batch["input_ids"], batch["labels"], batch["draws"], positions
         )
-        self.guesses += torch.stack([(logits.argmax(-1) == targets).sum(), torch.tensor(targets.numel())]).cpu()
-        self.found += torch.stack([((told > 0) & replaced).sum(), (told > 0).sum(), replaced.sum()]).cpu()
+        said = told > 0
+        self.counted.update(
+            guessed=int((logits.argmax(-1) == targets).sum()),
+            masked=targets.numel(),
+            found=int((said & replaced).sum()),
+            said=int(said.sum()),
+            replaced=int(replaced.sum()),
+            tokens=told.numel(),
+        )
         return torch.stack((torch.zeros_like(told), told), -1), replaced.long()
 
     def more(self) -> dict[str, float | None]:
-        """Of the windows that were scored last: F1 of what is called replaced, and the generator's accuracy."""
-        right, said, replaced = self.found.tolist()
-        guessed, masked = self.guesses.tolist()
+        """Of the windows that were scored last: what tells more than the loss, whose floor the generator sets.
+
+        F1 of what is called replaced; the share of the entropy of "replaced or not" that the loss is below, for one who
+        only knows how much is replaced; the generator's accuracy.
+        """
+        of = self.counted
+        share = of["replaced"] / of["tokens"]
+        entropy = -sum(p * math.log(p) for p in (share, 1 - share) if p)
+        called = of["said"] + of["replaced"]
         return {
-            "replaced_f1": 2 * right / (said + replaced) if said + replaced else None,
-            "generator_accuracy": guessed / masked,
+            "replaced_f1": 2 * of["found"] / called if called else None,
+            "entropy_explained": 1 - self.loss / entropy if entropy else None,
+            "generator_accuracy": of["guessed"] / of["masked"],
         }
 
 
