@@ -41,7 +41,7 @@ TU = ("mutag", "ptc")
 class Settings:
     """The same for every encoding: 3 layers of width 16 and 4 heads, 16 kernels spread over the encoding's range."""
 
-    epochs: int = 60
+    epochs: int = 100
     batch: int = 8
     learning_rate: float = 1e-2  # at its peak, after a tenth of the steps
     weight_decay: float = 0.01
