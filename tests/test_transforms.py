@@ -435,6 +435,24 @@ def test_a_saved_model_comes_back_with_its_transform(tmp_path):
     assert torch.equal(first(other.train()(tokens(2, 7))), first(model.train()(tokens(2, 7))))
 
 
+@pytest.mark.parametrize("name", ["shape+fire", "cape+kerple", "randomized+dape"])
+def test_a_transform_that_layers_with_tables_of_their_own_share_is_saved_once(name, tmp_path):
+    model = noisy(host("gpt2"), name, **({"max_position": 40} if name.startswith("randomized") else {})).train()
+    model(tokens(2, 7))
+    assert sum("draws_state" in key for key in model.state_dict()) == 1
+    model.save_pretrained(tmp_path / "whole")
+    others = (
+        T.GPT2LMHeadModel.from_pretrained(tmp_path / "whole"),
+        locant.hf.load(host("gpt2"), locant.hf.save(model, tmp_path / "added")),
+    )
+    want = model.eval()(tokens(2, 7), use_cache=False).logits, model.train()(tokens(2, 7)).logits
+    for other in others:
+        got = other.eval()(tokens(2, 7), use_cache=False).logits, other.train()(tokens(2, 7)).logits
+        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+        transforms = {id(part) for layer in other.transformer.locant.stack for part in layer.parts() if part.moves_ids}
+        assert len(transforms) == 1
+
+
 def test_padding_on_either_side_does_not_change_what_is_evaluated():
     short = tokens(1, 4)
     for name, options in (("shape+absolute", {"eval_offset": 5}), ("randomized+rope", {"max_position": 30})):

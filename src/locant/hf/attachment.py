@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +110,7 @@ class Attachment(nn.Module):
         """Moves and casts reach what was taken out, too, and what layers share stays shared (also off ``meta``)."""
         for held in self.held:
             held.module._apply(fn)
-        shared = list(_duplicates(self))
+        shared = list(_duplicates(self.named_parameters(remove_duplicate=False)))
         super()._apply(fn, recurse)
         for name, first in shared:
             above, _, last = name.rpartition(".")
@@ -145,28 +145,34 @@ def parameter_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _duplicates(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """(name, first name) of every parameter that appears under more than one name."""
+def _duplicates(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str]]:
+    """(name, first name) of every tensor that appears under more than one name."""
     first: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) in first:
-            yield name, first[id(parameter)]
-        first.setdefault(id(parameter), name)
+    for name, tensor in named:
+        if id(tensor) in first:
+            yield name, first[id(tensor)]
+        first.setdefault(id(tensor), name)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers under all their names: layers may share a transform, which has buffers alone."""
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
 
 
 def keep_once(module: nn.Module) -> None:
-    """Parameters that appear under several names lie in the state dict once, and are loaded under all of them."""
+    """Tensors that appear under several names lie in the state dict once, and are loaded under all of them."""
     module.register_state_dict_post_hook(_drop_duplicates)
     module.register_load_state_dict_pre_hook(_fill_duplicates)
 
 
 def _drop_duplicates(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    for name, _ in _duplicates(module):
+    for name, _ in _duplicates(_tensors(module)):
         state.pop(prefix + name, None)
 
 
 def _fill_duplicates(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    for name, first in _duplicates(module):
+    for name, first in _duplicates(_tensors(module)):
         if prefix + first in state:
             state.setdefault(prefix + name, state[prefix + first])
 
