@@ -321,6 +321,32 @@ def test_cached_keys_need_a_fixed_length():
         assert torch.equal(step.key, full[:n]) and torch.equal(step.query, full[n - 1 : n])
 
 
+@pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("randomized+alibi", {"max_position": 64, "eval_length": 20}),
+        ("cape+sinusoidal", {"delta": 0.5}),
+        ("cape+rope", {"frequency": 3.0}),
+    ],
+)
+def test_a_cache_that_the_host_makes_keeps_ids_as_they_came(name, options):
+    model, ids = noisy(host("gpt2"), name, **options), tokens(2, 8)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    places = (mask.cumsum(-1) - 1).clamp(min=0)
+    for given in ({}, {"attention_mask": mask, "position_ids": places}):
+        want = model(ids, use_cache=False, **given).logits
+        parts, cache = [], None
+        for start, end in ((0, 4), (4, 6), (6, 7), (7, 8)):
+            part = {"attention_mask": mask[:, :end], "position_ids": places[:, start:end]} if given else {}
+            out = model(ids[:, start:end], past_key_values=cache, use_cache=True, **part)
+            parts.append(out.logits)
+            cache = out.past_key_values
+        apart = (torch.cat(parts, 1) - want).abs()[mask.bool() if given else slice(None)]
+        assert apart.max() < 1e-4, list(given)
+
+
 def test_more_tokens_than_ids_are_refused():
     for training in (True, False):
         with pytest.raises(ValueError, match="randomized: positions reach 65 but max_position=64"):

@@ -88,8 +88,8 @@ class Attachment(nn.Module):
         """The encoding of each attention module, in order."""
         return tuple(self.encodings[i] for i in self.layer_of)  # pyright: ignore[reportReturnType]
 
-    def route(self, positions: Positions, weights: bool, tokens: int | None = None) -> Route:
-        """What travels to the attention modules."""
+    def route(self, positions: Positions, weights: bool, tokens: int | None, came: Positions) -> Route:
+        """What travels to the attention modules; ``came``: the positions before encodings prepared them."""
         if self.training and not torch.compiler.is_compiling():
             self.longest_trained = max(self.longest_trained, positions.num_keys)
         return Route(
@@ -102,6 +102,7 @@ class Attachment(nn.Module):
             keeps_bias=self.spec.keep_absolute or not self.family.bias,
             weights=weights,
             tokens=tokens,
+            key_ids=None if came.contiguous else came.key,
             keeps_scale=self.spec.keep_scale,
             watch=self.watch,
         )

@@ -50,8 +50,8 @@ def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     _check_filled(attachment, at.device)
     given_ids = arguments.get("position_ids")
     documents = arguments.get("document_ids")
-    positions = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
-    positions = attachment.stack.prepare(positions, at.batch)
+    came = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
+    positions = attachment.stack.prepare(came, at.batch)
     _check_kept(attachment, at, given_ids)
     if "position_ids" in attachment.parameter_names:
         _tell_host(module, attachment, arguments, at, given_ids, documents, positions)
@@ -67,7 +67,7 @@ def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         _mask_for_bare(arguments)
     if attachment.embeds:
         _embed(module, attachment, arguments, positions)
-    route = attachment.route(positions, _wants_weights(module, arguments), at.tokens)
+    route = attachment.route(positions, _wants_weights(module, arguments), at.tokens, came)
     return (), _send(module, attachment, arguments, route)
 
 
@@ -183,25 +183,24 @@ def _counted(waiting: Waiting, x: Tensor) -> Route:
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape != x.shape[:2]:
         arguments["attention_mask"] = None  # of pixels or samples, not of tokens
     at = entrance.arrival(arguments)
-    positions = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
-    return attachment.route(attachment.stack.prepare(positions, at.batch), waiting.weights, at.tokens)
+    came = entrance.positions_of(arguments, at, attachment.spec.sizes["max_length"])
+    return attachment.route(attachment.stack.prepare(came, at.batch), waiting.weights, at.tokens, came)
 
 
 def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """After a stack: a cache that the host made itself gets the ids of its keys."""
+    """After a stack: a cache that the host made itself gets the ids of its keys, as they came."""
     laid = (vars(layer)["locant_route"] for layer in module.modules() if "locant_route" in vars(layer))
     route = kwargs[NAME] if NAME in kwargs else next(laid, None)
     if (
         not isinstance(route, Route)
-        or route.positions.contiguous
+        or route.key_ids is None
         or kwargs.get("cache", kwargs.get("past_key_values")) is not None
     ):
         return
     values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else ()
     for cache in values:
         if isinstance(cache, Cache):
-            ids = route.positions.key
-            entrance.keep(cache, ids if ids.dim() == 2 else ids[None])
+            entrance.keep(cache, route.key_ids if route.key_ids.dim() == 2 else route.key_ids[None])
 
 
 def _check_kept(attachment: Attachment, at: entrance.Arrival, given_ids: Tensor | None) -> None:

@@ -48,7 +48,8 @@ class Route:
     ``encodings`` has one entry for each attention module, ``acts`` says whether it changes attention at all. ``x`` is
     the input of the attention module, put in by its own hook. ``keeps_bias``: a bias of the host's own is added.
     ``keeps_scale``: the logit factors of encodings are left out. ``watch`` is shown every call.
-    ``tokens``: how many there are with those read before, where that is known.
+    ``tokens``: how many there are with those read before, where that is known. ``key_ids``: those of the keys as they
+    came, before a transform moved them; None where they count up.
     """
 
     positions: Positions
@@ -62,6 +63,7 @@ class Route:
     x: Tensor | None = None
     keeps_scale: bool = False
     tokens: int | None = None
+    key_ids: Tensor | None = None
     watch: Callable[[Seen], None] | None = None
 
 
