@@ -7,6 +7,7 @@ import torch
 
 import locant
 from locant import Encoding, Positions
+from locant.attention import attention
 from locant.catalog import _accepted, encoding_class, option_names
 from locant.encoding import Layer, Sum
 from locant.terms import RelativeBias
@@ -27,6 +28,27 @@ def test_sizes_of_the_host_may_always_be_given(name):
     encoding = locant.load(name, **SIZES, causal=False)
     assert encoding.name == name and encoding.parts() and encoding.paper.equation
     assert set(encoding.sites) <= {"prepare", "embed", "query_key", "terms", "auxiliary_loss"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in (*locant.names(), "cape+fire", "randomized+alibi")), ("dape", {"kernel": 3})],
+)
+def test_a_sequence_of_length_zero_gives_nothing(name, options):
+    causal = name != "dpe"
+    stack = locant.stack(name, 1, **{**SIZES, "model_dim": 24}, causal=causal, **options)
+    for positions in (Positions.arange(0), Positions.from_mask(torch.zeros(2, 0, dtype=torch.bool))):
+        placed, x = stack.prepare(positions, 2), torch.zeros(2, 0, 24)
+        x = stack.embed(x, placed)
+        q, k = stack[0].query_key(torch.zeros(2, 3, 0, 8), torch.zeros(2, 3, 0, 8), placed)
+        out = attention(q, k, k, stack[0].terms(placed, Layer(q, k, x)), placed, causal=causal)
+        assert isinstance(out, torch.Tensor) and out.shape == (2, 3, 0, 8)
+
+
+def test_without_keys_the_last_id_is_0():
+    fire = locant.load("fire", num_heads=3, causal=False)
+    (term,) = fire.terms(Positions.arange(0), Layer(torch.zeros(1, 3, 0, 8), torch.zeros(1, 3, 0, 8)))
+    assert Positions.arange(0).last().tolist() == [[0]] and term
 
 
 def test_sites_are_the_overridden_hooks():

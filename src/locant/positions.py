@@ -184,7 +184,9 @@ class Positions:
         return replace(self, **{n: t.expand(batch, t.shape[-1]) for n, t in given.items()})
 
     def last(self) -> Shaped[Tensor, "... I 1"]:
-        """The largest id of a real key in each query's document."""
+        """The largest id of a real key in each query's document; 0 where there are no keys."""
+        if not self.num_keys:
+            return self.key.new_zeros(*self.key.shape[:-1], 1, 1)
         key, real, same = self.key[..., None, :], self.key_real, self.same_document()
         lowest = torch.finfo(key.dtype).min if key.is_floating_point() else torch.iinfo(key.dtype).min
         for known in (None if real is None else real[..., None, :], same):

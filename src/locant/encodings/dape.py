@@ -68,6 +68,8 @@ class Adaptive(Encoding):
     def _rows(self, content: Tensor, bias: Tensor, positions: Positions, allowed: Tensor | None) -> Tensor:
         assert self.kernel is not None
         logits, side = content + bias, self.kernel // 2
+        if not logits.numel():  # which a convolution refuses
+            return logits
         more = side if self.edges == "open" else 0
         bias = bias.expand(content.shape) if self.with_bias else bias
         order = (

@@ -77,6 +77,8 @@ class Xpos(Encoding):
         self, q: Float[Tensor, "B H I D"], k: Float[Tensor, "B H2 J D"], positions: Positions
     ) -> tuple[Float[Tensor, "B H I D"], Float[Tensor, "B H2 J D"]]:
         """z^i R_i q, z^-j R_j k."""
+        if not positions.num_keys:  # no center of nothing
+            return q, k
         self._check_span(positions, q.dtype)
         low, high = positions.key.amin(-1, keepdim=True), positions.key.amax(-1, keepdim=True)
         center = (low + high) / 2

@@ -132,7 +132,7 @@ class Randomized(Transform):
         """T of each row (of all, for one row): the largest id of a real token, and one."""
         key, real = positions.key, positions.key_real
         key = key if real is None else torch.where(real, key, 0)
-        count = key.amax(-1, keepdim=True) + 1
+        count = (key.amax(-1, keepdim=True) + 1) if positions.num_keys else key.new_zeros(*key.shape[:-1], 1)
         count = count[None] if count.dim() == 1 else count
         return count.amax(0, keepdim=True) if rows == 1 else count
 
