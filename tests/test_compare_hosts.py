@@ -149,6 +149,10 @@ def test_validation_loss_is_that_of_the_host_itself(tmp_path: Path) -> None:
         ({"electra": {"generator_fraction": 0.5}}, "electra.generator_fraction = 0.5 has no meaning for task = 'mlm'"),
         ({"task": "electra", "electra": {"generator_fraction": 1.5}}, "generator_fraction = 1.5, needed a share"),
         ({"task": "electra", "electra": {"discriminator_weight": 0.0}}, "discriminator_weight = 0.0, needed a number"),
+        (
+            {"task": "electra", "electra": {"discriminator_weight": float("inf")}},
+            "discriminator_weight = inf, needed a number above 0, not infinity",
+        ),
         ({"task": "electra", "encodings": ["xpos"]}, "encodings has 'xpos': xpos: .*causal"),
     ],
 )

@@ -82,8 +82,9 @@ def test_the_parameters_of_a_base_model_are_counted_as_published():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_length": 0}, "max_length=0 and width=5"),
-        ({"width": 0}, "max_length=8 and width=0"),
+        ({"num_heads": 0}, "num_heads=0, max_length=8 and width=5"),
+        ({"max_length": 0}, "num_heads=3, max_length=0 and width=5"),
+        ({"width": 0}, "num_heads=3, max_length=8 and width=0"),
         ({"activation": "gelu"}, "unknown activation='gelu'; choose 'relu' or 'leaky_relu'"),
     ],
 )

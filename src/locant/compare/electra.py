@@ -5,6 +5,7 @@ The two models and their losses are those of `locant.pretrain`; the row of the t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -18,5 +19,7 @@ class ElectraSettings:
     def __post_init__(self) -> None:
         if not 0 < self.generator_fraction <= 1:
             raise ValueError(f"generator_fraction = {self.generator_fraction}, needed a share above 0 and up to 1")
-        if not self.discriminator_weight > 0:
-            raise ValueError(f"discriminator_weight = {self.discriminator_weight}, needed a number above 0")
+        if not 0 < self.discriminator_weight < math.inf:
+            raise ValueError(
+                f"discriminator_weight = {self.discriminator_weight}, needed a number above 0, not infinity"
+            )

@@ -31,7 +31,7 @@ class Fire(Encoding):
     Shapes: mlp 1 -> width -> H, c and multiplier [1].     Acts on: logits, content-free, unscaled.
     Neutral at: mlp.2 = 0.     Past the trained length: distances are squeezed into the trained range.
     Cost: the network on I J numbers, for each layer (once in all with share_layers=True, FIRE-S); no batch axis.
-    Raises: ValueError for max_length < 1, width < 1, an unknown activation.
+    Raises: ValueError for num_heads < 1, max_length < 1, width < 1, an unknown activation.
     """
 
     name = "fire"
@@ -49,8 +49,11 @@ class Fire(Encoding):
         activation: Literal["relu", "leaky_relu"] = "relu",
     ) -> None:
         super().__init__()
-        if max_length < 1 or width < 1:
-            raise ValueError(f"fire: max_length={max_length} and width={width} leave nothing to learn; give >= 1")
+        if num_heads < 1 or max_length < 1 or width < 1:
+            raise ValueError(
+                f"fire: num_heads={num_heads}, max_length={max_length} and width={width} leave nothing to learn; "
+                "give >= 1"
+            )
         if activation not in ACTIVATIONS:
             raise ValueError(f"fire: unknown activation={activation!r}; choose {' or '.join(map(repr, ACTIVATIONS))}")
         self.trained_length, self.causal, self.activation = max_length, causal, activation

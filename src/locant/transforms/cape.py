@@ -43,7 +43,8 @@ class Cape(Transform):
     ``normalize``: the mean of a sequence is its origin, which needs the whole sequence: refused with cached keys.
     ``sync``: two stacks with the same ``seed`` (an encoder and its decoder) draw the same Delta and lambda; ``delta``
     of one of them may be the ratio of their lengths.
-    Raises: ValueError for negative shifts, scaling < 1, delta or frequency <= 0, sync without a seed; as `Transform`.
+    Raises: ValueError for shifts below 0, scaling < 1, delta or frequency <= 0, any of them infinite, sync without a
+    seed; as `Transform`.
     """
 
     name = "cape"
@@ -66,8 +67,10 @@ class Cape(Transform):
     ) -> None:
         super().__init__(seed, own_seed=sync)
         check_ranges("cape", global_shift, local_shift, scaling)
-        if not (delta > 0 and frequency > 0):
-            raise ValueError(f"cape: delta={delta} and frequency={frequency} leave no order of positions; give > 0")
+        if not (0 < delta < math.inf and 0 < frequency < math.inf):
+            raise ValueError(
+                f"cape: delta={delta} and frequency={frequency} leave no order of positions; give finite numbers > 0"
+            )
         if inclusive_length and not normalize:
             raise ValueError("cape: inclusive_length=True has no effect with normalize=False; leave it out")
         if sync and seed is None:
@@ -149,10 +152,10 @@ class Cape(Transform):
 
 def check_ranges(who: str, global_shift: float, local_shift: float, scaling: float) -> None:
     """Raise a ValueError for ranges that nothing can be drawn from."""
-    if not (global_shift >= 0 and local_shift >= 0 and scaling >= 1):
+    if not (0 <= global_shift < math.inf and 0 <= local_shift < math.inf and 1 <= scaling < math.inf):
         raise ValueError(
             f"{who}: global_shift={global_shift}, local_shift={local_shift} and scaling={scaling} are no ranges; give "
-            "shifts >= 0 and scaling >= 1"
+            "finite numbers, shifts >= 0 and scaling >= 1"
         )
 
 

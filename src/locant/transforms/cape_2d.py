@@ -63,10 +63,10 @@ class Cape2d(Transform):
             raise ValueError(
                 f"cape_2d: {height} x {width} patches after {prefix} tokens are no grid; give 1 x 1 or more"
             )
-        if not (global_shift >= 0 and local_shift >= 0 and scaling >= 1):
+        if not (0 <= global_shift < math.inf and 0 <= local_shift < math.inf and 1 <= scaling < math.inf):
             raise ValueError(
                 f"cape_2d: global_shift={global_shift}, local_shift={local_shift} and scaling={scaling} are no ranges; "
-                "give shifts >= 0 and scaling >= 1"
+                "give finite numbers, shifts >= 0 and scaling >= 1"
             )
         self.model_dim, self.height, self.width, self.prefix = model_dim, height, width, prefix
         self.global_shift, self.local_shift, self.scaling = global_shift, local_shift, scaling

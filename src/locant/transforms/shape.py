@@ -45,8 +45,8 @@ class Shape(Transform):
         super().__init__(seed)
         if max_shift < 0:
             raise ValueError(f"shape: max_shift={max_shift} is no number of positions; give 0 or more")
-        if eval_offset != "code" and (isinstance(eval_offset, str) or eval_offset < 0):
-            raise ValueError(f"shape: eval_offset={eval_offset!r} is no offset; give 0 or more, or 'code' (max_shift)")
+        if eval_offset != "code" and (not isinstance(eval_offset, int) or eval_offset < 0):
+            raise ValueError(f"shape: eval_offset={eval_offset!r} is no offset; give 0, 1, .. or 'code' (max_shift)")
         self.max_shift, self.inclusive = max_shift, inclusive
         self.eval_offset = max_shift if eval_offset == "code" else eval_offset
 
