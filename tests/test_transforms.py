@@ -229,6 +229,17 @@ def test_tables_refuse_real_positions_and_say_why(name):
         model(tokens(2, 7))
 
 
+@pytest.mark.parametrize(
+    "name, options, reach", [("shape", {"max_shift": 500}, 507), ("randomized", {"max_position": 2048}, 2048)]
+)
+def test_an_error_past_a_table_tells_who_moved_the_ids(name, options, reach):
+    # 7 tokens would fit in 9 rows; to truncate them is no remedy
+    stack = locant.stack(f"{name}+absolute", 1, num_heads=1, head_dim=2, model_dim=2, max_length=9, **options)
+    said = f"absolute: positions reach {reach} but the table has 9 rows; {name} moved them: .* max_length={reach}$"
+    with pytest.raises(ValueError, match=said):
+        stack.prepare(Positions.arange(7), batch=2)
+
+
 # --- CAPE for images --------------------------------------------------------------------------------------------------
 
 

@@ -158,9 +158,12 @@ class Encoding(nn.Module):
     def check_length(self, positions: Positions) -> None:
         """Raise a ValueError where the positions reach past the table."""
         if self.max_length is not None and positions.length > self.max_length:
+            movers = [part.name for part in positions.shared if isinstance(part, Encoding) and part.moves_ids]
+            shorter = f"truncate to {self.max_length} tokens, or build it with max_length={positions.length}"
+            nearer = f"{' and '.join(movers)} moved them: move less far, or build it with max_length={positions.length}"
             raise ValueError(
                 f"{self.name}: positions reach {positions.length} but the table has {self.max_length} rows; "
-                f"truncate to {self.max_length} tokens, or build it with max_length={positions.length}"
+                + (nearer if movers else shorter)
             )
 
     def __add__(self, other: Encoding) -> Sum:
