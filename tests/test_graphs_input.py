@@ -14,6 +14,7 @@ from locant import graphs
 from locant.graphs.distances import PUBLIC_UNREACHABLE, adjacency_matrix
 from locant.graphs.pairs import MIN_WIDTH
 from locant.terms import PairBias, WeightScale
+from tests.unchecked import unchecked
 
 
 def apart() -> nx.Graph:
@@ -97,6 +98,7 @@ def test_more_eigenvectors_than_nodes_are_refused_and_padding_is_offered():
             r"\(2, 2, 1\) came beside .*\(3, 3, 2\)",
         ),
         (lambda: graphs.refine([]), "refine: 0 graphs came"),
+        (lambda: unchecked(graphs.refine)(torch.zeros(2, 2, 1)), r"refine: one tensor \(2, 2, 1\) came, .* give \[psi"),
         (lambda: graphs.heat_kernel(nx.cycle_graph(4), (1.0, math.nan)), r"times = \(1\.0, nan\)"),
         (lambda: graphs.resistance(nx.Graph([(0, 1, {"weight": 1e-17}), (1, 2)])), "no eigenvalue beside 2"),
         (lambda: graphs.laplacian_eigenvectors(nx.empty_graph(1), 2), "a graph of 1 nodes has 1 to 1"),

@@ -51,8 +51,12 @@ def refine(
     """Histograms of the stable colors of several graphs, refined together so that they can be compared.
 
     ``pairs``: psi of each graph, [n n] or [n n R]. ``colors``: labels of the nodes to begin with (default: all equal).
-    Raises: ValueError without graphs, and where labels and nodes differ in number.
+    Raises: ValueError without graphs, for one tensor in place of several, and where labels and nodes differ in number.
     """
+    if isinstance(pairs, Tensor):
+        raise ValueError(
+            f"refine: one tensor {tuple(pairs.shape)} came, needed the pairs of each graph; give [psi, ...]"
+        )
     if not pairs:
         raise ValueError(f"refine: {len(pairs)} graphs came, needed at least 1")
     levels = _levels(pairs, gap)
