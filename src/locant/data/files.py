@@ -29,7 +29,7 @@ def expand_path(path: str) -> str:
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if name not in os.environ:
-            raise ValueError(f"text {path!r}: environment variable {name} is not set; set it or write the path out")
+            raise ValueError(f"path {path!r}: environment variable {name} is not set; set it or write the path out")
         return os.environ[name]
 
     return os.path.expanduser(_VARIABLE.sub(value, path))
