@@ -29,7 +29,7 @@ BEYOND = {
 
 
 BEFORE = """
-Before an encoding, a transform moves the position ids that it reads: `"shape+absolute"`, `"randomized+rope"`.
+Before an encoding, a transform moves the position ids that it reads: `"shape+sinusoidal"`, `"randomized+rope"`.
 """
 
 

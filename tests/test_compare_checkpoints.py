@@ -95,7 +95,7 @@ def test_time_spent_on_checkpoints_is_no_training_time(text: Path, tmp_path: Pat
 
     monkeypatch.setattr(course, "keep", slow)
     run = inline(small(text), tmp_path / "out").runs[0]
-    assert run.seconds - run.curve[-1].seconds > 3 * 0.7
+    assert run.seconds is not None and run.seconds - run.curve[-1].seconds > 3 * 0.7
 
 
 def test_a_recipe_without_checkpoints_is_the_recipe_it_was_before_the_key(text: Path, tmp_path: Path) -> None:

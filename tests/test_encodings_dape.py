@@ -6,6 +6,7 @@ from torch import Tensor
 
 import locant
 from locant.backends import Call, reference
+from locant.positions import Positions
 from locant.terms import Operands
 from tests.unchecked import build
 
@@ -128,3 +129,13 @@ def test_a_network_without_its_bias_says_so():
     *_, network = dape(over="alibi").parts()
     with pytest.raises(ValueError, match=r"dape: was built over a bias, but no term gives one; .*over='none'"):
         mapped(network, scores())
+
+
+@pytest.mark.parametrize(
+    "name, options", [("dape", {"kernel": 3, "edges": "row"}), ("dape", {"over": "fire"}), ("fire", {})]
+)
+def test_what_a_cache_would_change_refuses_cached_keys(name, options):
+    stack = locant.stack(name, 1, num_heads=2, head_dim=4, model_dim=8, max_length=16, causal=False, **options)
+    stack.prepare(Positions.arange(7))
+    with pytest.raises(ValueError, match=r"(dape|fire): 5 keys were read before, .*use_cache=False"):
+        stack.prepare(Positions.arange(2, 7))

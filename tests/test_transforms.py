@@ -20,7 +20,7 @@ from locant.transforms.cape import Cape, CapeDraws
 from locant.transforms.cape_2d import Cape2d
 from locant.transforms.randomized import Randomized
 from locant.transforms.shape import Shape
-from tests.hf_models import ROWS, T5_SIZES, first, host, noisy, tokens
+from tests.hf_models import ROWS, T5_SIZES, attached, first, host, noisy, tokens
 from tests.unchecked import build, unchecked
 
 
@@ -486,7 +486,7 @@ def test_a_transform_that_layers_with_tables_of_their_own_share_is_saved_once(na
     for other in others:
         got = other.eval()(tokens(2, 7), use_cache=False).logits, other.train()(tokens(2, 7)).logits
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
-        transforms = {id(part) for layer in other.transformer.locant.stack for part in layer.parts() if part.moves_ids}
+        transforms = {id(part) for layer in attached(other).stack for part in layer.parts() if part.moves_ids}
         assert len(transforms) == 1
 
 

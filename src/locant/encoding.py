@@ -300,6 +300,7 @@ class Stack(nn.Module):
         """Positions with what the layers share on board; checks the length against every table.
 
         ``batch``: how many sequences there are; transforms that draw for each of them ask for it.
+        Raises: ValueError past a table, and for cached keys where a part gives other numbers with a cache than without.
         """
         if batch is not None and any(part.properties.draws for part in self.parts()):
             positions = positions.batched(batch)
@@ -307,6 +308,13 @@ class Stack(nn.Module):
             positions = part.prepare(positions)
         for part in self.parts():
             part.check_length(positions)
+        cached = positions.num_keys - positions.num_queries
+        unsafe = [part.name for part in self.parts() if not part.properties.cache_safe]
+        if cached and unsafe:
+            raise ValueError(
+                f"{unsafe[0]}: {cached} keys were read before, and with its options a token that is read later changes "
+                "what they give; read the whole text each time (use_cache=False), or choose other options"
+            )
         return positions
 
     def embed(self, x: Float[Tensor, "B I M"], positions: Positions) -> Float[Tensor, "B I M"]:
