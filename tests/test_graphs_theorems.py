@@ -379,3 +379,10 @@ def test_on_a_cycle_encodings_depend_on_the_distance_around_it():
     pairs = graphs.resistance(nx.cycle_graph(7))
     for row in range(7):
         torch.testing.assert_close(pairs[row].roll(-row), pairs[0], **TOLERANCE)
+
+
+@pytest.mark.parametrize(("apart", "told"), [(1e-9, True), (1e-11, False)])
+def test_refinement_parts_numbers_beyond_rounding_alone(apart, told):
+    psi = torch.tensor([[0.0, 0.7], [0.7, 0.0]], dtype=torch.float64)
+    first, second = graphs.refine([psi, psi + apart * (psi > 0)])
+    assert (first != second) is told
