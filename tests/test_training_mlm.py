@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from locant.data import MaskingConfig, Windows
+from locant.data import MaskingConfig, MlmCollator, Vocabulary, Windows
 from locant.training.hosts import FAMILIES, ModelSize, build_encoding, build_host
-from locant.training.mlm import BuiltModel, DivergedError, EncodingChoice, TrainSettings, derived_seed, train_mlm
-from locant.training.trainer import make_trainer
+from locant.training.mlm import BuiltModel, DivergedError, EncodingChoice, TrainSettings, derived_seed
+from locant.training.trainer import Collate, MlmObjective, plain_trainer, train
 
 SIZE = ModelSize(num_layers=2, model_dim=12, num_heads=3, dropout=0.0)
 SETTINGS = TrainSettings(
@@ -24,6 +24,19 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 def build_bert(size: ModelSize, vocab_size: int, length: int, encoding: EncodingChoice, seed: int) -> BuiltModel:
     return build_host(FAMILIES["bert"], size.shape("bert", vocab_size, length, 0), encoding, seed)
+
+
+def collate(tokenizer: PreTrainedTokenizerFast, seed: int) -> Collate:
+    return Collate(MlmCollator(Vocabulary.from_tokenizer(tokenizer), seed, MaskingConfig()))
+
+
+def make_trainer(built, windows, tokenizer, settings, seed, work_dir):
+    batches = collate(tokenizer, seed)
+    return plain_trainer(MlmObjective(built.model), windows, batches, built, settings, seed, work_dir)
+
+
+def train_mlm(built, windows, tokenizer, settings, seed, **options):
+    return train(MlmObjective(built.model), windows, collate(tokenizer, seed), built, settings, seed, **options)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +64,7 @@ def windows() -> Windows:
 def losses(encoding: EncodingChoice, windows, tokenizer, tmp_path: Path, seed: int = 1, **changes) -> list[float]:
     built = build_bert(replace(SIZE, **changes.pop("size", {})), 31, 11, encoding, seed)
     settings = replace(SETTINGS, **changes)
-    points = train_mlm(built, windows, tokenizer, settings, MaskingConfig(), seed, work_dir=tmp_path)
+    points = train_mlm(built, windows, tokenizer, settings, seed, work_dir=tmp_path)
     return [point.loss for point in points]
 
 
@@ -169,7 +182,7 @@ def test_a_table_has_as_many_rows_as_asked_for() -> None:
 
 def test_biases_norms_and_positions_have_no_weight_decay(windows, tokenizer, tmp_path: Path) -> None:
     built = build_bert(SIZE, 31, 11, EncodingChoice("tupe_r"), 1)
-    trainer = make_trainer(built, windows, tokenizer, SETTINGS, MaskingConfig(), 1, tmp_path)
+    trainer = make_trainer(built, windows, tokenizer, SETTINGS, 1, tmp_path)
     assert isinstance(trainer.optimizer, torch.optim.Optimizer)
     decayed, kept = trainer.optimizer.param_groups
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.01, 0.0)
@@ -185,7 +198,7 @@ def test_every_encoding_sees_the_same_windows_and_masks(windows, tokenizer, tmp_
     for name in ("none", "tupe_r"):
         built = build_bert(SIZE, 31, 11, EncodingChoice(name), 6)
         torch.rand(3)  # an encoding that draws more
-        trainer = make_trainer(built, windows, tokenizer, replace(SETTINGS, steps=9), MaskingConfig(), 6, tmp_path)
+        trainer = make_trainer(built, windows, tokenizer, replace(SETTINGS, steps=9), 6, tmp_path)
         batches.append(list(trainer.get_train_dataloader()))
     assert len(batches[0]) == 9
     for one, other in zip(*batches, strict=True):
@@ -204,7 +217,6 @@ def test_the_curve_has_the_asked_points_and_counts(windows, tokenizer, tmp_path:
         windows,
         tokenizer,
         settings,
-        MaskingConfig(),
         1,
         work_dir=tmp_path,
         on_step=lambda *step: steps.append(step),
@@ -218,9 +230,7 @@ def test_the_curve_has_the_asked_points_and_counts(windows, tokenizer, tmp_path:
 
 def test_training_stops_where_the_caller_says(windows, tokenizer, tmp_path: Path) -> None:
     built = build_bert(SIZE, 31, 11, EncodingChoice("none"), 1)
-    points = train_mlm(
-        built, windows, tokenizer, SETTINGS, MaskingConfig(), 1, work_dir=tmp_path, on_step=lambda step, loss: step == 3
-    )
+    points = train_mlm(built, windows, tokenizer, SETTINGS, 1, work_dir=tmp_path, on_step=lambda step, loss: step == 3)
     assert points[-1].step == 3
 
 
@@ -229,7 +239,7 @@ def test_a_loss_that_is_not_finite_names_step_and_windows(windows, tokenizer, tm
     settings = replace(SETTINGS, learning_rate=1e38, warmup_fraction=0.0, max_grad_norm=0.0)
     message = r"loss is (nan|inf) at step [2-9] \(windows \d+(, \d+){6}\), .* train.learning_rate below 1e\+38"
     with pytest.raises(DivergedError, match=message):
-        train_mlm(built, windows, tokenizer, settings, MaskingConfig(), 1, work_dir=tmp_path)
+        train_mlm(built, windows, tokenizer, settings, 1, work_dir=tmp_path)
 
 
 def test_training_writes_no_file(windows, tokenizer, tmp_path: Path) -> None:
@@ -241,7 +251,7 @@ def test_the_head_on_predicted_tokens_alone_gives_the_loss_of_the_whole_model(
     windows, tokenizer, tmp_path: Path
 ) -> None:
     built = build_bert(SIZE, 31, 11, EncodingChoice("absolute"), 2)
-    trainer = make_trainer(built, windows, tokenizer, SETTINGS, MaskingConfig(), 2, tmp_path)
+    trainer = make_trainer(built, windows, tokenizer, SETTINGS, 2, tmp_path)
     batch = next(iter(trainer.get_train_dataloader()))
     batch.pop("example_ids")
     assert trainer.model is not None

@@ -9,7 +9,7 @@ from locant.compare.objective import OnStep
 from locant.compare.recipe import Recipe
 from locant.compare.text import PreparedText
 from locant.compare.text_windows import TextTask, WindowTrial, build_model
-from locant.training.mlm import EncodingChoice, LossPoint, TrainSettings, train_mlm
+from locant.training.mlm import EncodingChoice, LossPoint, TrainSettings
 
 
 class MaskedTrial(WindowTrial):
@@ -24,9 +24,14 @@ class MaskedTrial(WindowTrial):
 
     def train(self, settings: TrainSettings, work_dir: Path, on_step: OnStep) -> tuple[LossPoint, ...]:
         """Masks and windows follow from the seed."""
-        tokenizer, masking = self.text.tokenizer, self.recipe.masking
-        return train_mlm(
-            self.built, self.windows, tokenizer, settings, masking, self.seed, work_dir=work_dir, on_step=on_step
+        from locant.data import MlmCollator, Vocabulary
+        from locant.training.trainer import Collate, MlmObjective, train
+
+        vocabulary = Vocabulary.from_tokenizer(self.text.tokenizer)
+        collate = Collate(MlmCollator(vocabulary, self.seed, self.recipe.masking))
+        objective = MlmObjective(self.built.model)
+        return train(
+            objective, self.windows, collate, self.built, settings, self.seed, work_dir=work_dir, on_step=on_step
         )
 
 

@@ -66,7 +66,8 @@ class ReplacedValidation(Validation):
         masking: MaskingConfig,
         objective: Electra,
     ) -> None:
-        self.stream, self.tokenizer, self.settings, self.objective = stream, tokenizer, settings, objective
+        super().__init__(stream, tokenizer, settings, masking)
+        self.objective = objective
         self.collate = NumberedBatch(Vocabulary.from_tokenizer(tokenizer), MASK_SEED, masking)
 
     def score(self, model: Any, length: int, shift: int | None = None) -> tuple[float, float]:

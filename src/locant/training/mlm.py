@@ -13,14 +13,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from transformers import PreTrainedTokenizerFast
-
-    from locant.data import MaskingConfig, Windows
+from typing import Any, Literal
 
 MIN_LENGTH = 8  # tokens in a window, [CLS] and [SEP] among them
 
@@ -137,26 +130,3 @@ def attach_encoding(model: Any, encoding: EncodingChoice) -> None:
     from locant import hf
 
     hf.attach(model, encoding.name, **encoding.options)
-
-
-def train_mlm(
-    built: BuiltModel,
-    windows: Windows,
-    tokenizer: PreTrainedTokenizerFast,
-    settings: TrainSettings,
-    masking: MaskingConfig,
-    seed: int,
-    *,
-    work_dir: Path,
-    on_step: Callable[[int, float], bool | None] | None = None,
-) -> tuple[LossPoint, ...]:
-    """Trains in place with a Hugging Face Trainer and returns the loss curve.
-
-    `on_step(step, loss)` is called after every step; when it returns True training stops there.
-    Raises: DivergedError when the loss is not finite.
-    """
-    from locant.training.trainer import make_trainer
-
-    trainer = make_trainer(built, windows, tokenizer, settings, masking, seed, work_dir, on_step)
-    trainer.train()
-    return trainer.curve

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer behind `train_mlm`: quiet, without files, stopped by a loss that is not finite."""
+"""The Hugging Face Trainer of comparisons: quiet, without files, stopped by a loss that is not finite."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.utils.data import SequentialSampler
-from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from locant.data import MaskingConfig, MlmCollator, ScheduledDataset, Vocabulary, Windows
+from locant.data import MlmCollator, ScheduledDataset
 from locant.training.hosts import predicted_logits
 from locant.training.mlm import BuiltModel, DivergedError, LossPoint, TrainSettings
 
@@ -111,21 +111,6 @@ def _diverged(step: int, loss: float, example_ids: Tensor, learning_rate: float)
         f"training: loss is {loss} at step {step} (windows {shown}), needed a finite number; try train.learning_rate "
         f"below {learning_rate:g}, a larger train.warmup_fraction, or a smaller train.max_grad_norm"
     )
-
-
-def make_trainer(
-    built: BuiltModel,
-    windows: Windows,
-    tokenizer: PreTrainedTokenizerFast,
-    settings: TrainSettings,
-    masking: MaskingConfig,
-    seed: int,
-    work_dir: Path,
-    on_step: Callable[[int, float], bool | None] | None = None,
-) -> MlmTrainer:
-    """A Trainer of masked language models with one data schedule and one optimizer for every encoding."""
-    collate = Collate(MlmCollator(Vocabulary.from_tokenizer(tokenizer), seed, masking))
-    return plain_trainer(MlmObjective(built.model), windows, collate, built, settings, seed, work_dir, on_step)
 
 
 def train(
