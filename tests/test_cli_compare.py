@@ -132,6 +132,26 @@ def test_labels_and_messages_may_hold_brackets(terminal: bool) -> None:
     assert "failed" in shown.getvalue() and "no [/i] here" in shown.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_long_run_is_heard_of_once_a_minute_where_there_is_no_terminal(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("locant.cli.progress.time.monotonic", lambda: now)
+    watcher, task, shown = Watcher(), Task("train", "shaw", seed=1), io.StringIO()
+    watcher.console = Console(file=shown, force_terminal=terminal, width=200)
+    watcher(Stage("train", (task,)), {})
+    watcher(task, {"event": "start"})
+    for seconds in range(1, 151):
+        now = 1000.0 + seconds
+        step = {"event": "step", "step": 3 * seconds, "steps": 900, "loss": 4.5, "tokens_per_second": 1234.5}
+        watcher(task, step)
+    watcher.progress.stop()
+    lines = [line.strip() for line in shown.getvalue().splitlines() if "shaw" in line]
+    expected = [f"shaw seed 1: {3 * second}/900  loss 4.500  1,234 tokens/s" for second in (60, 120)]
+    assert lines == ([] if terminal else expected)
+
+
 def test_an_interrupt_says_how_to_go_on(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from locant.compare import masked_lm
 

@@ -1,10 +1,10 @@
-"""Progress on stderr: bars in a terminal, one line for each event of note elsewhere."""
+"""Progress on stderr: bars in a terminal; elsewhere a line for each event of note, and a line a minute between them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from locant.compare.grid import Stage
     from locant.compare.run import Task
 
+Shown = TypeVar("Shown", bound="Display")
+MINUTE = 60.0  # seconds between two lines about one bar, where there is no terminal to draw it in
 _TITLES = {"text": "reading text", "train": "training", "measure": "measuring speed and memory"}
 
 
-class Watcher:
-    """Shows stages and tasks as they happen; use it as a context manager and give it to `compare` as `watch`."""
+class Display:
+    """Bars and lines on stderr; use it as a context manager. What is shown, and when, is said by who inherits."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -32,17 +34,50 @@ class Watcher:
             transient=True,
             disable=not self.console.is_terminal,
         )
+        self.spoken: dict[TaskID, float] = {}
+
+    def __enter__(self: Shown) -> Shown:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def _add(self, title: str, total: int | None = None, completed: int = 0, note: str = "") -> TaskID:
+        bar = self.progress.add_task(title, total=total, completed=completed, note=note)
+        self.spoken[bar] = time.monotonic()
+        return bar
+
+    def _update(self, bar: TaskID, **shown: Any) -> None:
+        """Moves a bar; without a terminal, a line says the same if the bar has been silent for a minute."""
+        self.progress.update(bar, **shown)
+        if not self.console.is_terminal and time.monotonic() - self.spoken[bar] >= MINUTE:
+            self.spoken[bar] = time.monotonic()
+            task = next(task for task in self.progress.tasks if task.id == bar)
+            total = "?" if task.total is None else f"{task.total:.0f}"
+            self._say(f"{task.description}: {task.completed:.0f}/{total}  {task.fields['note']}".rstrip())
+
+    def _remove(self, bar: TaskID) -> None:
+        self.progress.remove_task(bar)
+        del self.spoken[bar]
+
+    def _say(self, words: str | Text) -> None:
+        self.console.print(words, highlight=False, soft_wrap=True, markup=False)
+
+
+class Watcher(Display):
+    """Shows stages and tasks as they happen; give it to `compare` as `watch`."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.bars: dict[Task, TaskID] = {}
         self.total: TaskID | None = None
         self.ended = self.wanted = 0
         self.losses: dict[Task, float] = {}
         self.started: dict[Task, float] = {}
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> Watcher:  # bars wait until the text is read, which has bars of its own
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
 
     def __call__(self, subject: Stage | Task, event: dict[str, Any]) -> None:
         """One stage that begins (no event), or one event of a task."""
@@ -53,7 +88,7 @@ class Watcher:
 
     def _begin(self, stage: Stage) -> None:
         if self.total is not None:
-            self.progress.remove_task(self.total)
+            self._remove(self.total)
             self.total = None
         self.ended, self.wanted = stage.finished, stage.finished + len(stage.tasks)
         done = f" ({stage.finished} of {self.wanted} were finished before)" if stage.finished else ""
@@ -61,24 +96,24 @@ class Watcher:
         if stage.name != "text":  # which has bars of its own
             self.progress.start()
             title = _TITLES[stage.name]
-            self.total = self.progress.add_task(title, total=self.wanted, completed=stage.finished, note="")
+            self.total = self._add(title, total=self.wanted, completed=stage.finished, note="")
 
     def _start(self, task: Task, event: dict[str, Any]) -> None:
         self.started[task] = time.monotonic()
-        self.bars[task] = self.progress.add_task(f"  {task.title}", total=None, note="starting")
+        self.bars[task] = self._add(f"  {task.title}", total=None, note="starting")
 
     def _step(self, task: Task, event: dict[str, Any]) -> None:
         self.losses[task] = event["loss"]
         if task.kind == "train":
             note = f"loss {event['loss']:.3f}  {event['tokens_per_second']:,.0f} tokens/s"
-            self.progress.update(self.bars[task], completed=event["step"], total=event["steps"], note=note)
+            self._update(self.bars[task], completed=event["step"], total=event["steps"], note=note)
 
     def _evaluate(self, task: Task, event: dict[str, Any]) -> None:
-        self.progress.update(self.bars[task], note="evaluating")
+        self._update(self.bars[task], note="evaluating")
 
     def _lost(self, task: Task, event: dict[str, Any]) -> None:
         if task in self.bars:
-            self.progress.remove_task(self.bars.pop(task))
+            self._remove(self.bars.pop(task))
         self._say(f"  {task.title}: starts again elsewhere ({event['message']})")
 
     def _done(self, task: Task, event: dict[str, Any]) -> None:
@@ -94,83 +129,50 @@ class Watcher:
     def _end(self, task: Task, words: str, *, alarm: str = "", show: bool = True) -> None:
         self.ended += 1
         if task in self.bars:  # one that no node took has none
-            self.progress.remove_task(self.bars.pop(task))
+            self._remove(self.bars.pop(task))
         if self.total is not None:
             self.progress.advance(self.total)
         if show:
             self._say(Text.assemble(f"  {self.ended:>2}/{self.wanted} {task.title}: ", (alarm, "red"), words))
 
-    def _say(self, words: str | Text) -> None:
-        self.console.print(words, highlight=False, soft_wrap=True, markup=False)
 
-
-class Bars:
-    """One bar for each named part of a job: call it with (part, done, total); use it as a context manager."""
+class Bars(Display):
+    """One bar for each named part of a job: call it with (part, done, total)."""
 
     def __init__(self, title: str) -> None:
-        self.console = Console(stderr=True)
+        super().__init__()
         self.title = title
-        self.progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
         self.bars: dict[str, TaskID] = {}
         self.started: dict[str, float] = {}
-
-    def __enter__(self) -> Bars:
-        self.progress.start()
-        return self
 
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is None:
             self._finish()
-        self.progress.stop()
+        super().__exit__(kind, *error)
 
     def __call__(self, part: str, done: int, total: int) -> None:
         """Shows how far a part is; the parts before it are finished."""
         if part not in self.bars:
             self._finish()
-            self.bars[part] = self.progress.add_task(f"{self.title}: {part}", total=total)
+            self.bars[part] = self._add(f"{self.title}: {part}", total=total)
             self.started[part] = time.monotonic()
-        self.progress.update(self.bars[part], completed=done, total=total)
+        self._update(self.bars[part], completed=done, total=total)
 
     def _finish(self) -> None:
         for part, bar in self.bars.items():
-            self.progress.remove_task(bar)
+            self._remove(bar)
             seconds = time.monotonic() - self.started[part]
-            self.console.print(f"{self.title}: {part}, {seconds:.1f} s", highlight=False, soft_wrap=True, markup=False)
+            self._say(f"{self.title}: {part}, {seconds:.1f} s")
         self.bars.clear()
 
 
-class RunWatcher:
+class RunWatcher(Display):
     """One bar for the run that is trained, and a line for each event of note; give it to a run as `watch`."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True)
-        self.progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeRemainingColumn(compact=True),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
+        super().__init__()
         self.bar: TaskID | None = None
         self.title = ""
-
-    def __enter__(self) -> RunWatcher:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
 
     def __call__(self, event: dict[str, Any]) -> None:
         """One event of a run."""
@@ -184,7 +186,7 @@ class RunWatcher:
 
     def _begin(self, title: str) -> None:
         self.title = title
-        self.bar = self.progress.add_task(title, total=None, note="starting")
+        self.bar = self._add(title, total=None, note="starting")
 
     def _resume(self, event: dict[str, Any]) -> None:
         self._say(f"{self.title}: goes on from {event['checkpoint']}")
@@ -192,17 +194,14 @@ class RunWatcher:
     def _step(self, event: dict[str, Any]) -> None:
         if self.bar is not None:
             note = f"loss {event['loss']:.3f}  {event['tokens_per_second']:,.0f} tokens/s"
-            self.progress.update(self.bar, completed=event["step"], total=event["steps"], note=note)
+            self._update(self.bar, completed=event["step"], total=event["steps"], note=note)
 
     def _finish(self, reason: str | None, found: Iterable[tuple[str, float | None]]) -> None:
         if self.bar is not None:
-            self.progress.remove_task(self.bar)
+            self._remove(self.bar)
             self.bar = None
         shown = ", ".join(f"{name} {'-' if value is None else f'{value:.4g}'}" for name, value in found)
         self._say(f"{self.title}: {reason or shown}")
-
-    def _say(self, words: str) -> None:
-        self.console.print(words, highlight=False, soft_wrap=True, markup=False)
 
 
 class SeedWatcher(RunWatcher):
@@ -216,7 +215,7 @@ class SeedWatcher(RunWatcher):
 
     def _evaluate(self, event: dict[str, Any]) -> None:
         if self.bar is not None:
-            self.progress.update(self.bar, note="evaluating")
+            self._update(self.bar, note="evaluating")
 
     def _end(self, event: dict[str, Any]) -> None:
         named = ((f"{dev} {name}", value) for dev, values in event["scores"].items() for name, value in values.items())
