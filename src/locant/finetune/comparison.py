@@ -243,7 +243,8 @@ class TuningTrial:
         from transformers import TrainerCallback
 
         from locant.finetune.trainer import make_trainer
-        from locant.training.resumable import take_up, without_bars
+        from locant.training.resumable import without_bars
+        from locant.training.together import take_up
 
         timed = settings.steps > self.recipe.train.steps
         own = self._timed() if timed else self.settings

@@ -36,11 +36,12 @@ from locant.finetune.settings import FinetuneSettings, ModelChoice
 from locant.finetune.trainer import make_trainer
 from locant.hf.writing import replacing
 from locant.training import checkpoints, launch
-from locant.training.folder import claim_folder, file_digest, read_whole, unwritable, write_atomically
+from locant.training.folder import file_digest, read_whole, unwritable, write_atomically
 from locant.training.log import JsonLines
 from locant.training.mlm import DivergedError
 from locant.training.parameters import position_parameters
-from locant.training.resumable import Watch, check_trackers, take_up, without_bars
+from locant.training.resumable import Watch, check_trackers, without_bars
+from locant.training.together import claim_together, take_up
 
 FIT_EXAMPLES = 32  # training examples that init="fit" looks at
 
@@ -102,7 +103,7 @@ def finetune(
     launch.check_launch(settings, "finetune")
     state = PartialState(cpu=settings.device == "cpu" or not torch.accelerator.is_available())
     job = _prepare(task, choice, data, settings, Path(out), tuple(report_to), keep_models, watch, state)
-    lock = _open(job)
+    lock = claim_together(job.out, job.recipe, state, "finetune")
     try:
         state.wait_for_everyone()
         with without_bars():
@@ -174,13 +175,6 @@ def _build(choice: ModelChoice, problem: Problem, seed: int) -> Any:
         }
 
     return build_model(choice, problem.auto, problem.config, seed, fit_batch)
-
-
-def _open(job: Job) -> Any:
-    """Makes and locks the folder. Raises: ValueError where it belongs to another recipe or is in use."""
-    if not job.state.is_main_process:
-        return None
-    return claim_folder(job.out, job.recipe, "finetune")
 
 
 def _seed(job: Job, seed: int, number: int, count: int) -> dict[str, Any]:

@@ -32,12 +32,13 @@ from locant.pretrain.recipe import PretrainRecipe
 from locant.pretrain.text import MicroBatches, Text, read, ready_tokenizer, stage_seed
 from locant.pretrain.trainer import Meter, PretrainTrainer, Validation, next_batch, trained
 from locant.training import checkpoints, launch
-from locant.training.folder import claim_folder, read_whole, unwritable, write_atomically
+from locant.training.folder import read_whole, unwritable, write_atomically
 from locant.training.hosts import FAMILIES, Shape
 from locant.training.log import JsonLines
 from locant.training.mlm import DivergedError
 from locant.training.parameters import position_parameters
-from locant.training.resumable import Watch, check_trackers, resumable_trainer, shares, take_up, without_bars
+from locant.training.resumable import Watch, check_trackers, resumable_trainer, shares, without_bars
+from locant.training.together import claim_together, take_up
 
 COMMAND = PretrainTrainer.command
 VALIDATION_SEED = 0  # of the validation masks, whatever the seed of the run
@@ -104,7 +105,7 @@ def pretrain(
     for stage in recipe.stages:
         shares(stage.batch_size, settings.accumulate, COMMAND)
     job = _prepare(recipe, Path(out), tuple(report_to), watch, state)
-    lock = claim_folder(job.out, job.key, COMMAND) if state.is_main_process else None
+    lock = claim_together(job.out, job.key, state, COMMAND)
     try:
         state.wait_for_everyone()
         kept = read_whole(job.out / "run.json")

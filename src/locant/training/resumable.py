@@ -287,27 +287,6 @@ def check_trackers(report_to: Sequence[str], command: str) -> None:
             raise ValueError(f"{command}: report_to = {name!r}, but the package is not installed; pip install {name}")
 
 
-def take_up(folder: Path, recipe: dict[str, Any], state: Any, command: str) -> tuple[Path | None, list[str]]:
-    """The checkpoint that a run goes on from, None to begin, and what is wrong with newer ones. All processes call it.
-
-    Raises: ValueError for a checkpoint of another recipe or another kind of launch; OSError where the folder cannot be
-    written.
-    """
-    main = state.is_main_process
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoint, broken = checkpoints.last_good(folder, recipe, command) if main else (None, [])
-    except OSError as error:
-        raise unwritable(folder, error, command) from error
-    state.wait_for_everyone()
-    if not main:
-        checkpoint, _ = checkpoints.last_good(folder, recipe, command)
-    if checkpoint is not None:
-        launch.check_checkpoint(checkpoint, command)
-    state.wait_for_everyone()
-    return checkpoint, broken
-
-
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
     """Without transformers' bars of loading and saving, which would break into ours."""
