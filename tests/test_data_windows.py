@@ -138,7 +138,7 @@ def test_a_damaged_stream_istokenize_again(tokenizer):
 # Windows
 
 
-@pytest.mark.parametrize("length", [3, 7, 32, 61])
+@pytest.mark.parametrize("length", [4, 7, 32, 61])
 def test_windows_hold_the_stream_between_cls_and_sep(tokenizer, length):
     stream = stream_of(60, 1, 72)
     windows = make_windows(stream, length, tokenizer)
@@ -172,3 +172,16 @@ def test_text_shorter_than_one_window_is_refused(tokenizer):
     assert len(make_windows(stream_of(12, 18), 33, tokenizer)) == 1
     with pytest.raises(ValueError, match="length=2 leaves no room"):
         make_windows(stream_of(9), 2, tokenizer)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_windows_of_words_that_the_tokenizer_does_not_know_are_left_out(tokenizer, isolate):
+    unknown = tokenizer.unk_token_id
+    tokens = np.array([10, 11, 12, *[unknown] * 5, 13, unknown, 14], dtype=np.uint16)
+    windows = make_windows(TokenStream(tokens, np.array([0, 7, 11])), 5, tokenizer, isolate=isolate)
+    assert windows.ids[:, 1:-1].tolist() == [[10, 11, 12], [13, unknown, 14]]
+    if isolate:
+        assert windows.documents is not None
+        assert windows.documents.tolist() == [[0] * 5, [1] * 5]
+    with pytest.raises(ValueError, match="the held text has 7 tokens and none to predict"):
+        make_windows(TokenStream(np.full(7, unknown, np.uint16), np.array([0, 7])), 5, tokenizer, what="held text")

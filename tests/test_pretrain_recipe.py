@@ -83,6 +83,7 @@ def test_stages_stand_for_lengths_and_steps_however_they_are_written() -> None:
         (["curriculum=[{length=4, steps=1}]"], r"length = 4, needed at least 8 tokens"),
         (["curriculum=[{length=9, steps=0}]"], r"steps = 0, needed at least 1"),
         (["curriculum=[{length=9, steps=1, batch_size=-2}]"], r"batch_size = -2, needed 0"),
+        (["train.checkpoints=11"], r"train.checkpoints = 11, needed 0 \(none\) to 9, the steps of the curriculum"),
         (["text.shuffle=9"], r"shuffle = 9 has no meaning with streaming = false"),
         (["text.shuffle=0"], r"shuffle = 0, needed at least 1"),
         (['text={text="a.txt", streaming=true}'], r"text.streaming = true came without tokenizer.path"),

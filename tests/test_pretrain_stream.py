@@ -128,3 +128,38 @@ def test_text_that_cannot_be_streamed_is_named(text: Path, tokenizer: Any, tmp_p
         source.head(tokenizer, 99)
     with pytest.raises(ValueError, match=r"a.txt.*all 1 documents are held out"):
         WindowStream(source, 1, tokenizer, 11, seed=1)[0]
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_blank_rows_are_no_documents(pack: bool, text: Path, tokenizer: Any, tmp_path: Path) -> None:
+    lines = text.read_text().splitlines()
+    blank = tmp_path / "blank.jsonl"
+    blank.write_text("\n".join(f'{line}\n{{"text": "  "}}\n{{"text": null}}' for line in lines))
+    plain, thinned = streamed(text, tokenizer, pack=pack), streamed(blank, tokenizer, first=6, pack=pack)
+    for k in range(50):
+        assert (plain[k]["input_ids"] == thinned[k]["input_ids"]).all()
+    one, other = (Source(PretrainText(str(path), streaming=True)).head(tokenizer, 30) for path in (text, blank))
+    assert (one[0].tokens == other[0].tokens).all() and (one[0].starts == other[0].starts).all()
+    assert other[1] in range(3 * one[1] - 2, 3 * one[1] + 1)
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_windows_without_a_known_word_are_passed_over_and_text_of_nothing_else_is_named(
+    pack: bool, text: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    strange = '{"text": "' + "海 舟 冷 船 " * 11 + '"}\n'
+    mixed, foreign = tmp_path / "mixed.jsonl", tmp_path / "foreign.jsonl"
+    mixed.write_text("".join(line + "\n" + strange for line in text.read_text().splitlines()), encoding="utf-8")
+    foreign.write_text(text.read_text().splitlines()[0] + "\n" + 3 * strange, encoding="utf-8")
+    stream = streamed(mixed, tokenizer, pack=pack)
+    assert not any(stream.special[stream[k]["input_ids"]].all() for k in range(60))
+    with pytest.raises(ValueError, match=r"foreign.jsonl.*behind the 1 documents that are held out .* no token to"):
+        streamed(foreign, tokenizer, first=1, pack=pack)[0]
+
+
+@pytest.mark.parametrize("value", ["5", '["sea", "boat"]'])
+def test_a_column_that_holds_no_text_is_named(value: str, tokenizer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "numbers.jsonl"
+    path.write_text(f'{{"text": {value}}}\n' * 3)
+    with pytest.raises(ValueError, match=r"column 'text' of row 0 holds (int|list), a text was needed"):
+        Source(PretrainText(str(path), streaming=True)).head(tokenizer, 9)

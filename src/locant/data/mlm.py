@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from locant.data.tokenizer import special_id
+from locant.data.tokenizer import special_id, special_tokens
 from locant.data.windows import Windows
 
 EVALUATION_EPOCH = -1  # no training epoch has this number: the masks of an evaluation are always the same
@@ -58,8 +58,7 @@ class Vocabulary:
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerFast) -> Vocabulary:
         """Read the facts off a tokenizer. Raises ValueError where it has no mask or padding token."""
         size = len(tokenizer)
-        special = np.zeros(size, dtype=bool)
-        special[tokenizer.all_special_ids] = True
+        special = special_tokens(tokenizer)
         continuation = np.zeros(size, dtype=bool)
         for token, index in tokenizer.get_vocab().items():
             continuation[index] = token.startswith("##")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -179,6 +180,13 @@ def special_id(tokenizer: PreTrainedTokenizerFast, role: str) -> int:
     if not isinstance(index, int):
         raise ValueError(f"tokenizer: it has no {role}, masked-language modeling needs one; use one that has")
     return index
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """Which ids are special tokens, [UNK] among them, and so no text to predict: bool [vocabulary]."""
+    special = np.zeros(len(tokenizer), dtype=bool)
+    special[tokenizer.all_special_ids] = True
+    return special
 
 
 def _checked(tokenizer: PreTrainedTokenizerFast, path: str) -> PreTrainedTokenizerFast:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from locant.data.cache import load_cached, store_cached
 from locant.data.document import Document, text_fingerprint
-from locant.data.tokenizer import parallel_tokenizers, special_id
+from locant.data.tokenizer import parallel_tokenizers, special_id, special_tokens
 
 STREAM_VERSION = 1  # raise it when `encode` changes: it is part of the cache's key
 _BATCH_CHARACTERS = 1_000_000  # characters encoded at a time: bounds the memory that encodings take
@@ -163,7 +163,8 @@ def make_windows(
     """Pack a stream into windows of `length` tokens: [CLS], length - 2 tokens of text, [SEP].
 
     Documents follow one another in a window with a [SEP] in between, which belongs to the document that it ends; what
-    does not fill a last window is left out. `isolate=True` adds the document of every token ([CLS] goes with the first
+    does not fill a last window is left out, and so are windows of special tokens alone, as [UNK] makes them of a script
+    that the tokenizer does not know: nothing in them could be predicted. `isolate=True` adds the document of every token ([CLS] goes with the first
     token, the closing [SEP] with the last), so that attention can be kept inside documents. `what` names the text in
     errors. Raises ValueError for a length below 3 and for text shorter than one window.
     """
@@ -180,12 +181,18 @@ def make_windows(
             "give more text or shorten the window"
         )
     flow = np.insert(stream.tokens, stream.starts[1:-1], sep)[: count * inner].reshape(count, inner)
-    ids = np.empty((count, length), dtype=stream.tokens.dtype)
+    telling = ~special_tokens(tokenizer)[flow].all(axis=1)
+    if not telling.any():
+        raise ValueError(
+            f"windows: the {what} has {num_tokens} tokens and none to predict; give text that the tokenizer knows"
+        )
+    flow = flow[telling]
+    ids = np.empty((len(flow), length), dtype=stream.tokens.dtype)
     ids[:, 0], ids[:, 1:-1], ids[:, -1] = cls, flow, sep
     if not isolate:
         return Windows(ids, None)
     lengths = np.diff(stream.starts) + (np.arange(num_documents) < num_documents - 1)
-    owner = np.repeat(np.arange(num_documents, dtype=np.int32), lengths)[: count * inner].reshape(count, inner)
+    owner = np.repeat(np.arange(num_documents, dtype=np.int32), lengths)[: count * inner].reshape(count, inner)[telling]
     return Windows(ids, np.concatenate([owner[:, :1], owner, owner[:, -1:]], axis=1))
 
 
@@ -198,8 +205,7 @@ def make_pieces(stream: TokenStream, length: int, tokenizer: PreTrainedTokenizer
     if length < 3:
         raise ValueError(f"windows: length={length} leaves no room between [CLS] and [SEP]; take at least 3")
     cls, sep, pad = (special_id(tokenizer, f"{role}_token") for role in ("cls", "sep", "pad"))
-    special = np.zeros(len(tokenizer), dtype=bool)
-    special[tokenizer.all_special_ids] = True
+    special = special_tokens(tokenizer)
     rows = []
     for start, end in zip(stream.starts[:-1], stream.starts[1:], strict=True):
         for begin in range(start, end, length - 2):

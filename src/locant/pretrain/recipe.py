@@ -134,6 +134,11 @@ class PretrainRecipe:
                 "text.streaming = true came without tokenizer.path, needed a tokenizer that is there already, since "
                 "text is read as it is needed; give tokenizer.path"
             )
+        if self.train.checkpoints > self.steps:
+            raise ValueError(
+                f"train.checkpoints = {self.train.checkpoints}, needed 0 (none) to {self.steps}, the steps of the "
+                "curriculum"
+            )
         for stage in self.stages:
             if stage.batch_size % self.train.accumulate:
                 raise ValueError(

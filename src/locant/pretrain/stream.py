@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from locant.data import Document, TokenStream, order
 from locant.data.files import file_format, find_files
-from locant.data.tokenizer import special_id
+from locant.data.tokenizer import special_id, special_tokens
 from locant.data.windows import tokenize
 from locant.training.folder import read_whole, write_atomically
 
@@ -59,9 +59,12 @@ class Source:
         field = self.text.field
         try:
             rows = self._open(datasets).skip(first)
-            for row in rows:
+            for number, row in enumerate(rows, start=first):
                 if field not in row:
                     raise ValueError(f"no column {field!r} in {sorted(row)}")
+                if not isinstance(row[field], str | None):
+                    kind = type(row[field]).__name__
+                    raise ValueError(f"column {field!r} of row {number} holds {kind}, a text was needed")
                 yield row[field] or ""
         except Exception as error:  # of many kinds: connection, not found, damaged files
             reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -88,11 +91,12 @@ class Source:
     def head(self, tokenizer: PreTrainedTokenizerFast, tokens: int) -> tuple[TokenStream, int]:
         """The first documents that have so many tokens, and how many they are. Raises: ValueError for shorter text."""
         held: list[TokenStream] = []
-        for text in self.documents(0):
-            held.append(tokenize([Document("", text)], tokenizer, progress=False))
+        for count, text in enumerate(self.documents(0), start=1):
+            one = tokenize([Document("", text)], tokenizer, progress=False)
+            held += [one] if len(one) else []
             if sum(map(len, held)) >= tokens:
                 starts = np.concatenate([[0], np.cumsum([len(one) for one in held])])
-                return TokenStream(np.concatenate([one.tokens for one in held]), starts), len(held)
+                return TokenStream(np.concatenate([one.tokens for one in held]), starts), count
         raise ValueError(
             f"text source {self.text.text!r}: it has {sum(map(len, held))} tokens, fewer than the {tokens} that are "
             "held out of it; give more text, or a smaller train.validation_tokens"
@@ -105,12 +109,12 @@ class WindowStream:
     def __init__(self, source: Source, first: int, tokenizer: PreTrainedTokenizerFast, length: int, seed: int) -> None:
         self.source, self.first, self.tokenizer, self.length, self.seed = source, first, tokenizer, length, seed
         self.cls, self.sep, self.pad = (special_id(tokenizer, f"{role}_token") for role in ("cls", "sep", "pad"))
-        self.special = np.zeros(len(tokenizer), dtype=bool)
-        self.special[tokenizer.all_special_ids] = True
+        self.special = special_tokens(tokenizer)
         self.size = source.text.shuffle
         self.places = {0: Place(0, first)}  # where each block begins
         self.block, self.windows = -1, []
         self._open: tuple[Place, Iterator[str], np.ndarray] | None = None  # the document that is being read
+        self._barren = 0  # times that the text ended since there was a window
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """One example."""
@@ -139,36 +143,42 @@ class WindowStream:
         return self._packed(place) if self.source.text.pack else self._pieces(place)
 
     def _packed(self, place: Place) -> tuple[list[dict[str, Any]], Place]:
-        inner = self.length - 2
-        wanted, parts, owners = self.size * inner, [], []
-        while wanted:
-            tokens = np.append(self._tokens(place), self.sep)  # ends its document, and belongs to it
-            part = tokens[place.token : place.token + wanted]
-            parts.append(part)
-            owners.append(np.full(len(part), len(parts)))
-            wanted -= len(part)
-            end = place.token + len(part)
-            place = dataclasses.replace(place, token=end) if end < len(tokens) else self._next(place)
-        flow, owner = (np.concatenate(some).reshape(self.size, inner) for some in (parts, owners))
-        windows = []
-        for row, documents in zip(flow, owner, strict=True):
+        windows: list[dict[str, Any]] = []
+        while len(windows) < self.size:
+            row, documents, place = self._row(place)
             window: dict[str, Any] = {"input_ids": np.concatenate([[self.cls], row, [self.sep]])}
             if self.source.text.isolate_documents:
                 window["document_ids"] = np.concatenate([documents[:1], documents, documents[-1:]])
-            windows.append(window)
+            self._add(windows, row, window)
         return windows, place
+
+    def _row(self, place: Place) -> tuple[np.ndarray, np.ndarray, Place]:
+        """The tokens of a packed window, of which part of the window each is, and where the next begins."""
+        wanted, parts = self.length - 2, []
+        while wanted:
+            tokens = self._tokens(place)
+            parts.append(tokens[place.token : place.token + wanted])
+            wanted -= len(parts[-1])
+            end = place.token + len(parts[-1])
+            place = dataclasses.replace(place, token=end) if end < len(tokens) else self._next(place)
+        return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts]), place
 
     def _pieces(self, place: Place) -> tuple[list[dict[str, Any]], Place]:
         windows: list[dict[str, Any]] = []
         while len(windows) < self.size:
             tokens = self._tokens(place)
             piece = tokens[place.token : place.token + self.length - 2]
-            if not self.special[piece].all():
-                ended = {"ended": True} if len(piece) < self.length - 2 else {}
-                windows.append({"input_ids": np.concatenate([[self.cls], piece, [self.sep]]), **ended})
+            ended = {"ended": True} if len(piece) < self.length - 2 else {}
+            self._add(windows, piece, {"input_ids": np.concatenate([[self.cls], piece, [self.sep]]), **ended})
             end = place.token + len(piece)
             place = dataclasses.replace(place, token=end) if end < len(tokens) else self._next(place)
         return windows, place
+
+    def _add(self, windows: list[dict[str, Any]], text: np.ndarray, window: dict[str, Any]) -> None:
+        """Takes a window in which there is something to predict."""
+        if not self.special[text].all():
+            windows.append(window)
+            self._barren = 0
 
     def _tokens(self, place: Place) -> np.ndarray:
         """The tokens of the document at a place, which goes back to the first one where the text has ended."""
@@ -188,6 +198,12 @@ class WindowStream:
             texts = self.source.documents(self.first)
             text = next(texts, None)
             place = Place(place.read + 1, self.first - 1)
+            self._barren += 1
+            if self._barren > 1:
+                raise ValueError(
+                    f"text source {self.source.text.text!r}: behind the {self.first} documents that are held out it has "
+                    "no token to predict; give text that the tokenizer knows"
+                )
         place = Place(place.read, place.document + 1)
         self._open = (place, texts, self._encoded(text))
         return place
@@ -197,4 +213,6 @@ class WindowStream:
             raise ValueError(
                 f"text source {self.source.text.text!r}: all {self.first} documents are held out; give more text"
             )
-        return tokenize([Document("", text)], self.tokenizer, progress=False).tokens.astype(np.int64)
+        tokens = tokenize([Document("", text)], self.tokenizer, progress=False).tokens.astype(np.int64)
+        # a packed document brings the [SEP] that ends it; a blank one is none
+        return np.append(tokens, self.sep) if self.source.text.pack and len(tokens) else tokens
