@@ -200,6 +200,16 @@ def test_constant_predictions_have_no_correlation_and_say_so(model: Path, glue: 
     assert math.isnan(trial.validation_loss())
 
 
+@pytest.mark.parametrize("batch_size", [5, 64])  # a loss tells, or the step is the last one
+def test_a_run_that_diverged_has_failed_and_leaves_no_checkpoint(
+    batch_size: int, model: Path, glue: Path, tmp_path: Path
+) -> None:
+    wild = {**SETTINGS, "learning_rate": 1e30, "warmup_fraction": 0.0, "batch_size": batch_size, "save_every": 1}
+    (found,) = run(read_recipe(body(model, glue, encodings=[SAVED], finetune={"settings": wild})), tmp_path).runs
+    assert found.status == "failed" and "needed a finite number; try learning_rate below 1e+30" in str(found.reason)
+    assert found.lengths == () and not list(tmp_path.glob("runs/*/checkpoint-*"))
+
+
 def test_the_main_score_is_the_first_one() -> None:
     for task in TASKS.values():
         assert next(iter(task.metric([0, 1, 1], [0, 1, 0]))) == MAIN[task.metric]

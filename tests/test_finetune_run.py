@@ -261,6 +261,31 @@ def test_a_loss_that_is_no_number_stops_the_seed_and_names_step_and_examples(
     assert again.runs == outcome.runs, "a divergence is a result, not done again"
 
 
+@pytest.mark.parametrize("task", ["squad", "glue/rte"])
+def test_scores_of_a_model_that_the_last_step_broke_are_none(task: str, model: Path, rte: Path, tmp_path: Path) -> None:
+    rates: dict[str, Any] = {"learning_rate": 1e30, "warmup_fraction": 0.0, "batch_size": 64, "epochs": 1.0}
+    if task == "squad":
+        files = write_squad(tmp_path / "train.json"), write_squad(tmp_path / "dev.json", seed=1)
+        data, sizes = DataChoice(files[:1], files[1:]), {"overlap": 8, "max_question": 8, "max_answer": 5}
+        settings: Any = SquadSettings(**{**SIZES, **sizes, **rates})
+    else:
+        data, settings = DataChoice((rte,)), GlueSettings(**{**SIZES, **rates})
+    outcome = finetune(task, ModelChoice(str(model)), data, settings, (1,), tmp_path / "out")
+    words = r"finetune: what the trained model says of \d+ inputs \(.+, .+, .+, \.\.\.\) is nan or inf, needed a finite"
+    assert re.match(words, outcome.runs[0].reason or "")
+    assert outcome.runs[0].steps == 1 and outcome.runs[0].scores == {} and outcome.spreads() == {}
+
+
+def test_a_folder_in_which_a_mistake_left_nothing_is_begun_anew(model: Path, rte: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"position_learning_rate = 0.1, but no encoding with parameters"):
+        wrong = GlueSettings(**{**SIZES, "position_learning_rate": 0.1})
+        finetune("glue/rte", ModelChoice(str(model)), DataChoice((rte,)), wrong, (1,), tmp_path)
+    assert (tmp_path / "runs" / "seed1" / "log.jsonl").is_file()
+    mended = GlueSettings(**{**SIZES, "epochs": 0.1})
+    outcome = finetune("glue/rte", ModelChoice(str(model)), DataChoice((rte,)), mended, (1,), tmp_path)
+    assert outcome.runs[0].steps == 1 and outcome.runs[0].reason is None
+
+
 def test_accumulated_batches_make_the_same_steps(model: Path, rte: Path, tmp_path: Path) -> None:
     still = save_model(tmp_path / "still", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     curves = []

@@ -261,6 +261,28 @@ def test_a_loss_that_is_no_number_stops_and_names_step_and_windows(text: Path, t
     assert pretrain(chosen, tmp_path / "out") == found, "a divergence is a result, not done again"
 
 
+def test_what_the_last_step_breaks_is_no_result(text: Path, tmp_path: Path) -> None:
+    stages = [{"length": 9, "steps": 1}]
+    chosen = recipe(text, curriculum=stages, train={"learning_rate": 1e30, "warmup_fraction": 0.0})
+    found = pretrain(chosen, tmp_path)
+    assert re.match(
+        r"pretrain: validation loss is (nan|inf) after step 1, needed a finite number; try learning_rate below 1e\+30",
+        found.reason or "",
+    )
+    assert found.final_loss is None and found.validation == {} and not (tmp_path / "model").exists()
+    assert not lines(tmp_path, "validation")
+
+
+def test_a_folder_in_which_a_mistake_left_nothing_is_begun_anew(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"position_learning_rate = 0.1, but no encoding with parameters"):
+        pretrain(recipe(text, encoding="none", train={"position_learning_rate": 0.1}), tmp_path)
+    assert (tmp_path / "recipe.json").is_file()
+    mended = recipe(text, curriculum=[{"length": 9, "steps": 1}])
+    assert pretrain(mended, tmp_path).reason is None
+    with pytest.raises(ValueError, match=r"belongs to another recipe: encoding.name is 'huang_m4' there and 'none'"):
+        pretrain(recipe(text, encoding="none"), tmp_path)
+
+
 @pytest.mark.parametrize("family", ["electra", *(pytest.param(n, marks=SLOW) for n in ("bert", "gpt2"))])
 def test_accumulated_batches_make_the_same_steps(family: str, text: Path, tmp_path: Path) -> None:
     still = {**OBJECTIVES[family], "host": {**OBJECTIVES[family].get("host", {}), "dropout": 0.0}}

@@ -90,10 +90,10 @@ def run_one(recipe: Recipe, label: str, seed: int, data: Data, report: Report, w
 
     try:
         points = trial.train(recipe.train, work_dir, _reporter(trial, report, between))
+        report({"event": "evaluate"})
+        lengths = trial.by_length()
     except DivergedError as error:
         return RunResult(status="failed", reason=str(error), seconds=time.perf_counter() - start, **facts)
-    report({"event": "evaluate"})
-    lengths = trial.by_length()
     at_trained = next(score.loss for score in lengths if score.factor == 1)
     return RunResult(
         status="done",

@@ -164,9 +164,9 @@ def make_windows(
 
     Documents follow one another in a window with a [SEP] in between, which belongs to the document that it ends; what
     does not fill a last window is left out, and so are windows of special tokens alone, as [UNK] makes them of a script
-    that the tokenizer does not know: nothing in them could be predicted. `isolate=True` adds the document of every token ([CLS] goes with the first
-    token, the closing [SEP] with the last), so that attention can be kept inside documents. `what` names the text in
-    errors. Raises ValueError for a length below 3 and for text shorter than one window.
+    that the tokenizer does not know: nothing in them could be predicted. `isolate=True` adds the document of every
+    token ([CLS] goes with the first token, the closing [SEP] with the last), so that attention can be kept inside
+    documents. `what` names the text in errors. Raises ValueError for a length below 3 and for text shorter than one window.
     """
     if length < 3:
         raise ValueError(f"windows: length={length} leaves no room between [CLS] and [SEP]; take at least 3")

@@ -75,13 +75,16 @@ def predict(
     read: Reader,
     trainer: Any,
 ) -> dict[int, Any]:
-    """Results by number of the feature. Every process reads as many batches, then all know all results."""
+    """Results by number of the feature. Every process reads as many batches, then all know all results.
+
+    Raises: DivergedError where a logit is not finite, which no loss says of the last step.
+    """
     from accelerate.utils import gather_object
 
     world, rank = trainer.args.world_size, trainer.args.process_index
     order = sorted(range(len(features)), key=lambda at: (-len(features[at].input_ids), at))
     order += [order[-1]] * (-len(order) % world)  # each process the same number: the last may be read twice
-    mine, found = order[rank::world], []
+    mine, found, broken = order[rank::world], [], []
     was_training = model.training
     model.eval()
     try:
@@ -93,9 +96,21 @@ def predict(
             with torch.no_grad(), trainer.compute_loss_context_manager():
                 output = model(**inputs)
             found += zip(numbers, read(numbers, output), strict=True)
+            broken += [features[n].id for n, whole in zip(numbers, _finite(output), strict=True) if not whole]
     finally:
         model.train(was_training)
-    return dict(gather_object(found) if world > 1 else found)
+    if world > 1:
+        found, broken = gather_object(found), gather_object(broken)
+    if broken:
+        shown = ", ".join(broken[:3]) + ", ..." * (len(broken) > 3)
+        raise trainer.diverged(f"what the trained model says of {len(broken)} inputs ({shown}) is nan or inf")
+    return dict(found)
+
+
+def _finite(output: Any) -> list[bool]:
+    """For each row of a model's output, whether all logits are numbers."""
+    logits = [value for name, value in output.items() if name.endswith("logits")]
+    return torch.stack([torch.isfinite(one).flatten(1).all(1) for one in logits]).all(0).tolist()
 
 
 def _to(value: Any, device: torch.device) -> Any:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +27,9 @@ from locant.finetune.glue import TASKS
 from locant.finetune.load import GLUE, SQUAD, DataChoice, read_task, settings_kind
 from locant.finetune.scores import MAIN
 from locant.finetune.settings import FinetuneSettings, ModelChoice
+from locant.training.checkpoints import PREFIX
 from locant.training.log import JsonLines
-from locant.training.mlm import BuiltModel, EncodingChoice, LossPoint, TrainSettings
+from locant.training.mlm import BuiltModel, DivergedError, EncodingChoice, LossPoint, TrainSettings
 
 if TYPE_CHECKING:
     from locant.encoding import Stack
@@ -262,9 +265,22 @@ class TuningTrial:
         self.trainer = make_trainer(self.built.model, self.data.problem, own, self.seed, work_dir)
         self.trainer.add_callback(Tell())
         self.trainer.begin(work_dir, self.seed, key, log, lambda event: None)
-        with without_bars():
+        with without_bars(), self._result():
             self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return () if timed else _curve(log.steps())
+
+    @contextmanager
+    def _result(self) -> Iterator[None]:
+        """A divergence is a result, too, after which checkpoints are no longer needed."""
+        try:
+            yield
+        except DivergedError:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        for checkpoint in self.trainer.folder.glob(f"{PREFIX}*"):
+            shutil.rmtree(checkpoint)
 
     def _timed(self) -> FinetuneSettings:
         epochs = TIMED_STEPS * self.settings.batch_size / len(self.data.problem.train)
@@ -283,11 +299,9 @@ class TuningTrial:
 
     def by_length(self) -> tuple[LengthScore, ...]:
         """The main score of the first dev set, after which checkpoints are no longer needed."""
-        from locant.training.checkpoints import PREFIX
-
-        error = self._error()
-        for checkpoint in self.trainer.folder.glob(f"{PREFIX}*"):
-            shutil.rmtree(checkpoint)
+        with self._result():
+            error = self._error()
+        self._forget()
         score = next(iter(self._all_scores().values()))
         reason = "all predictions are equal, so no correlation is defined" if score is None else None
         return (LengthScore(self.data.settings.length, 1, error, score, reason),)

@@ -209,11 +209,10 @@ def _train(job: Job, seed: int, folder: Path, checkpoint: Path | None, broken: l
     reason, scored = None, {}
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except DivergedError as error:
-        reason = str(error)
-    else:
         job.watch({"event": "evaluate", "seed": seed})
         scored = job.problem.evaluate(trainer.model_wrapped, trainer)
+    except DivergedError as error:
+        reason = str(error)
     result = _result(seed, log.steps(), scored, reason)
     body = {
         "recipe": job.key(seed),

@@ -201,8 +201,8 @@ class WindowStream:
             self._barren += 1
             if self._barren > 1:
                 raise ValueError(
-                    f"text source {self.source.text.text!r}: behind the {self.first} documents that are held out it has "
-                    "no token to predict; give text that the tokenizer knows"
+                    f"text source {self.source.text.text!r}: behind the {self.first} documents that are held out it "
+                    "has no token to predict; give text that the tokenizer knows"
                 )
         place = Place(place.read, place.document + 1)
         self._open = (place, texts, self._encoded(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,7 +95,10 @@ class PretrainTrainer(ResumableTrainer):
         return {**found, "mfu": round(self._flops / max(self.elapsed(), 1e-9) / self.meter.peak, 6)}
 
     def record_step(self) -> None:
-        """The line of the step; behind it, where they are due, validation and a kept model. Raises: OSError."""
+        """The line of the step; behind it, where they are due, validation and a kept model.
+
+        Raises: OSError; DivergedError for a validation loss that is not finite.
+        """
         super().record_step()
         step, steps = self.state.global_step, self.plan.steps
         every = self.plan.train.validate_every or max(1, steps // 10)
@@ -102,6 +106,8 @@ class PretrainTrainer(ResumableTrainer):
         if step % every == 0 or step == steps or keep:
             with self.paused():
                 losses = self.validate()
+                if not math.isfinite(losses["loss"]):
+                    raise self.diverged(f"validation loss is {losses['loss']} after step {step}")
                 self.write_line("validation", step=step, tokens=self.tokens, **losses)
                 self.watch({"event": "validation", "step": step, **losses})
                 if keep:

@@ -18,7 +18,7 @@ except ImportError:  # Windows: no lock there
 def claim_folder(path: Path, recipe: dict[str, Any], command: str) -> IO[str]:
     """Makes the folder of a run where it is new, writes its recipe.json, and returns the lock on it.
 
-    Raises: ValueError where it belongs to another recipe (naming the keys that differ), holds other files or is in
+    Another recipe's folder in which nothing was kept yet is begun anew. Raises: ValueError where it belongs to another recipe (naming the keys that differ), holds other files or is in
     use; OSError where it cannot be written.
     """
     file = path / "recipe.json"
@@ -34,7 +34,7 @@ def claim_folder(path: Path, recipe: dict[str, Any], command: str) -> IO[str]:
                 "one of this recipe; give another --out"
             )
         changed = differences(before, recipe) if before is not None else []
-        if changed:
+        if changed and _begun(path):
             raise ValueError(
                 f"{command}: {str(path)!r} belongs to another recipe: {'; '.join(changed[:6])}; give another --out, "
                 "or set these back"
@@ -49,6 +49,12 @@ def claim_folder(path: Path, recipe: dict[str, Any], command: str) -> IO[str]:
         if lock is not None:
             lock.close()
         raise
+
+
+def _begun(path: Path) -> bool:
+    """Whether anything was kept in a folder beside its recipe, which a mistake in that leaves alone."""
+    kept = (file for file in path.rglob("*") if file.name != "recipe.json" and not file.name.startswith("."))
+    return any(file.is_file() and file.stat().st_size for file in kept)
 
 
 def lock_folder(path: Path, command: str = "compare") -> IO[str]:

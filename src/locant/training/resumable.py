@@ -115,17 +115,17 @@ class ResumableTrainer(Trainer):
             accelerator: Any = self.accelerator
             whole, tokens = accelerator.reduce(whole.clone(), "mean"), accelerator.reduce(tokens, "sum")
         if not math.isfinite(float(whole)):
-            raise DivergedError(self._diverged(float(whole), ids))
+            shown = ", ".join(ids[:8]) + (f", ... ({len(ids)} in all)" if len(ids) > 8 else "")
+            raise self.diverged(f"loss is {float(whole)} at step {self.state.global_step + 1} (examples {shown})")
         self._losses.append(whole)
         self.tokens += int(tokens)
         return loss
 
-    def _diverged(self, loss: float, ids: Sequence[str]) -> str:
-        shown = ", ".join(ids[:8]) + (f", ... ({len(ids)} in all)" if len(ids) > 8 else "")
-        return (
-            f"{self.command}: loss is {loss} at step {self.state.global_step + 1} (examples {shown}), needed a finite "
-            f"number; try learning_rate below {self.args.learning_rate:g}, a larger warmup_fraction, or a smaller "
-            "max_grad_norm"
+    def diverged(self, what: str) -> DivergedError:
+        """The error for a number that is not finite: a loss, or what the last step, which no loss follows, has left."""
+        return DivergedError(
+            f"{self.command}: {what}, needed a finite number; try learning_rate below {self.args.learning_rate:g}, a "
+            "larger warmup_fraction, or a smaller max_grad_norm"
         )
 
     def elapsed(self) -> float:
