@@ -310,3 +310,28 @@ def test_the_vocabulary_is_read_off_a_tokenizer(tmp_path):
     assert np.flatnonzero(facts.special).tolist() == [0, 2, 4, 5, 7]
     assert np.flatnonzero(facts.continuation).tolist() == [3]
     assert facts.regular.tolist() == [1, 3, 6]
+
+
+@pytest.mark.parametrize("mark", ["Ġ", "▁"])
+def test_words_are_told_by_where_they_begin_too(mark):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[MASK]", f"{mark}row", "ing", f"{mark}sea", "s", ","]
+    backend = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, [], unk_token="[UNK]"))
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"}
+    facts = Vocabulary.from_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **names))
+    assert np.flatnonzero(facts.continuation).tolist() == [4, 6, 7]
+    config = MaskingConfig(rate=0.4, whole_word=True)
+    ids = np.tile([3, 4, 5, 6, 7], (99, 1))
+    targets = mask_tokens(ids, np.arange(99), facts, seed=1, epoch=0, config=config)[1] >= 0
+    assert (targets[:, 0] == targets[:, 1]).all() and (targets[:, 2:] == targets[:, 2:3]).all()
+    assert {0, 1} == set(targets[:, 0].tolist()) == set(targets[:, 2].tolist())
+
+
+def test_whole_words_of_a_tokenizer_that_tells_none_are_refused():
+    facts = vocabulary()
+    blind = Vocabulary(facts.mask, facts.pad, facts.special, np.zeros(SIZE, dtype=bool), facts.regular)
+    with pytest.raises(ValueError, match=r"whole_word = true, but no token of this tokenizer goes on .*'##ing'"):
+        MlmCollator(blind, 1, MaskingConfig(whole_word=True))
+    assert not MlmCollator(blind, 1).config.whole_word

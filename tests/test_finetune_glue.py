@@ -90,6 +90,7 @@ BAD = {
         r"line 2: field 'label' holds 'neutral', needed ",
     ),
     "text": ([COLUMNS["rte"], row("rte", "a", " ", label="entailment")], r"line 2: field 'sentence2' is empty"),
+    "column twice": (["index\tsentence1\tsentence2\tlabel\tlabel", GOOD], r"has 2 columns 'label', needed one"),
     "nothing": ([COLUMNS["rte"]], r"dev.tsv holds no example"),
 }
 
@@ -117,6 +118,7 @@ def test_a_score_that_is_none_is_refused(score: str, tmp_path: Path) -> None:
         ('{"premise": "a", "hypothesis": 3, "label": 1}', r"field 'hypothesis' holds 3, needed a text"),
         ('{"premise": "a", "hypothesis": "b", "label": 3}', r"field 'label' holds 3, needed one of 0, 1, 2 \(entail"),
         ('{"premise": "a", "hypothesis": "b", "label": true}', r"field 'label' holds True"),
+        (r'{"premise": "a \ud83d", "hypothesis": "b", "label": 1}', r"line 1: field 'premise' holds '.+', half of a"),
         ('{"premise": "a", "hypothesis": "b", "label": 1.5}', r"field 'label' holds 1.5"),
     ],
 )
@@ -150,6 +152,9 @@ def test_long_pairs_are_cut_with_a_notice_and_examples_are_drawn_once(tmp_path: 
     )
     assert [f.id for f in cut.train] == [f.id for f in problem(data, train_examples=11).train]
     assert whole.majority == 0 and whole.config["num_labels"] == 2
+    with pytest.raises(ValueError, match=r"glue/rte: length = 4, needed at least 5: 3 special tokens and one of each"):
+        problem(data, length=4)
+    assert len(problem(data, length=5).train[0].input_ids) == 5
     with pytest.raises(ValueError, match=r"train_examples = 38, but there are 37"):
         problem(data, train_examples=38)
 
@@ -195,6 +200,10 @@ def test_tasks_and_their_data_are_named(tmp_path: Path) -> None:
         read_task("squad", DataChoice((train,)))
     with pytest.raises(ValueError, match=r"dev files of one name came \(dev.json, dev.json\)"):
         read_task("squad", DataChoice((train,), (dev, write_squad(tmp_path / "b" / "dev.json", seed=2))))
+    with pytest.raises(
+        ValueError, match=r"13 questions are in several of the training files .*train.json, .*train-0, "
+    ):
+        read_task("squad", DataChoice((train, train), (dev,)))
     with pytest.raises(ValueError, match=r"13 questions of train are in the training files, too \(train-0, "):
         read_task("squad", DataChoice((train,), (train,)))
     task = read_task("squad", DataChoice((train,), (dev,)))

@@ -64,6 +64,8 @@ BAD: dict[str, tuple[tuple[Any, ...], str, Any, str]] = {  # where, which field,
         r"'answer_start' is 7, .*reads ' dar' and not 'dark'; it occurs at 8",
     ),
     "negative": ((*QA, "answers", 0), "answer_start", -4, r"'answer_start' is -4, .*it occurs at 8"),
+    "half": (QA[:4], "context", "dark \ud83d", r"paragraphs\[1\]: field 'context' holds '.+', half of a surrogate"),
+    "half id": (QA, "id", "q\udc00", r"qas\[0\]: field 'id' holds '.+', half of a surrogate pair; write whole"),
     "absent": ((*QA, "answers", 0), "text", "light", r"not 'light'; it occurs nowhere in the context"),
 }
 
@@ -195,6 +197,15 @@ def test_a_long_question_is_cut_with_a_notice_and_the_paragraph_is_not() -> None
 def test_windows_that_would_not_get_on_or_lose_answers_are_refused(sizes: tuple[int, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         windows(asked("the sea", "sea", 4), WindowSettings(*sizes))
+
+
+def test_an_answer_without_a_token_is_told_apart_from_a_long_one() -> None:
+    questions = [asked("the \u200b sea", "\u200b", 4), asked("sea boat " * 20, ("sea boat " * 20).strip(), 0)]
+    found, notices = make_windows(questions, tokenizer(), SIZES, training=True, what="here")
+    assert not found and notices == [
+        "here: 1 answers are longer than a window of length = 31 and were not trained on (q)",
+        "here: 1 answers have no token for this tokenizer and were not trained on (q)",
+    ]
 
 
 def test_a_paragraph_without_a_token_is_refused() -> None:

@@ -92,6 +92,12 @@ def read_text_file(path: Path) -> str:
     return _decoded(path, _decompressed(path))
 
 
+def check_characters(where: str, field: str, text: str) -> None:
+    """Raises: ValueError for half of a surrogate pair, which JSON can write, and neither UTF-8 nor a tokenizer hold."""
+    if (bad := _SURROGATE.search(text)) is not None:
+        raise ValueError(f"{where}: field {field!r} holds {bad[0]!r}, half of a surrogate pair; write whole characters")
+
+
 def _formats() -> str:
     return "a .txt, .jsonl or .parquet file, plain or with .gz or .xz"
 
@@ -150,10 +156,7 @@ def _read_jsonl(path: Path, text: str, field: str) -> Iterator[Document]:
             raise ValueError(
                 f"{where}: field {field!r} holds {type(row[field]).__name__}, a string was needed; name another"
             )
-        if (bad := _SURROGATE.search(row[field])) is not None:  # JSON can write half of a pair, UTF-8 cannot
-            raise ValueError(
-                f"{where}: field {field!r} holds {bad[0]!r}, half of a surrogate pair; write whole characters"
-            )
+        check_characters(where, field, row[field])
         yield Document(f"{path}:{number}", row[field])
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers.models import WordPiece
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
@@ -21,6 +22,7 @@ from locant.data.windows import Windows
 EVALUATION_EPOCH = -1  # no training epoch has this number: the masks of an evaluation are always the same
 IGNORED = -100  # label of a token that is no target, as torch's cross entropy expects
 _CHOOSE, _REPLACE, _DRAW, _ORDER, _SAMPLE = range(5)  # independent streams of random numbers
+_BEGINNINGS = ("Ġ", "▁")  # of a word, in tokens of byte-level BPE and of SentencePiece
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -51,24 +53,32 @@ class Vocabulary:
     mask: int  # id of [MASK]
     pad: int  # id of [PAD]
     special: np.ndarray  # [size] bool: never masked, never drawn ([UNK] is one: nobody should learn to guess it)
-    continuation: np.ndarray  # [size] bool: goes on with a word ("##ing")
+    continuation: np.ndarray  # [size] bool: goes on with a word ("##ing", or what lacks the "Ġ" or "▁" of a beginning)
     regular: np.ndarray  # [size - specials] int64: ids a random replacement is drawn from
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerFast) -> Vocabulary:
         """Read the facts off a tokenizer. Raises ValueError where it has no mask or padding token."""
-        size = len(tokenizer)
         special = special_tokens(tokenizer)
-        continuation = np.zeros(size, dtype=bool)
-        for token, index in tokenizer.get_vocab().items():
-            continuation[index] = token.startswith("##")
         return cls(
             mask=special_id(tokenizer, "mask_token"),
             pad=special_id(tokenizer, "pad_token"),
             special=special,
-            continuation=continuation,
+            continuation=_continuations(tokenizer) & ~special,
             regular=np.flatnonzero(~special),
         )
+
+
+def _continuations(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """Which tokens go on with a word. Some tokenizers mark what goes on, others what begins; none for all others."""
+    found = np.zeros(len(tokenizer), dtype=bool)
+    vocabulary = tokenizer.get_vocab()
+    model = tokenizer.backend_tokenizer.model
+    prefix = model.continuing_subword_prefix if isinstance(model, WordPiece) else None
+    mark = next((mark for mark in _BEGINNINGS if any(token.startswith(mark) for token in vocabulary)), None)
+    for token, index in vocabulary.items():
+        found[index] = token.startswith(prefix) if prefix else mark is not None and not token.startswith(mark)
+    return found
 
 
 def mask_tokens(
@@ -218,13 +228,19 @@ class MlmCollator:
     """Examples -> a batch of input_ids, attention_mask, labels (and document_ids where given), int64 tensors [B, n].
 
     A pure function of the examples; shorter ones are padded on the right, which changes no mask. Use it with
-    `TrainingArguments(remove_unused_columns=False)`. Raises ValueError for an example without `example_id` or `epoch`.
+    `TrainingArguments(remove_unused_columns=False)`. Raises ValueError for an example without `example_id` or `epoch`,
+    and for whole words of a tokenizer that tells none.
     """
 
     def __init__(self, vocabulary: Vocabulary, seed: int, config: MaskingConfig | None = None) -> None:
         self.vocabulary = vocabulary
         self.seed = seed
         self.config = config or MaskingConfig()
+        if self.config.whole_word and not vocabulary.continuation.any():
+            raise ValueError(
+                "masking: whole_word = true, but no token of this tokenizer goes on with a word ('##ing'), nor do its "
+                "tokens say where words begin ('Ġ', '▁'), so words cannot be told; drop it, or take another tokenizer"
+            )
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Collate a batch."""

@@ -166,7 +166,8 @@ def make_windows(
     does not fill a last window is left out, and so are windows of special tokens alone, as [UNK] makes them of a script
     that the tokenizer does not know: nothing in them could be predicted. `isolate=True` adds the document of every
     token ([CLS] goes with the first token, the closing [SEP] with the last), so that attention can be kept inside
-    documents. `what` names the text in errors. Raises ValueError for a length below 3 and for text shorter than one window.
+    documents. `what` names the text in errors.
+    Raises ValueError for a length below 3, for text shorter than one window, and for text without a known word.
     """
     if length < 3:
         raise ValueError(f"windows: length={length} leaves no room between [CLS] and [SEP]; take at least 3")

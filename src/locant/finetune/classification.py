@@ -19,7 +19,8 @@ from locant.finetune.settings import GlueSettings
 class Classification:
     """Reads off the largest logit, or the one number. Baseline: the class that is most frequent in training.
 
-    Raises: ValueError for training data of one class; for a missing training file without ``split_dev``.
+    Raises: ValueError for training data of one class; for a missing training file without ``split_dev``; for a length
+    that leaves no text.
     """
 
     auto = "AutoModelForSequenceClassification"
@@ -34,6 +35,7 @@ class Classification:
         with_types: bool,
     ) -> None:
         self.task, self.tokenizer, self.settings, self.with_types = task, tokenizer, settings, with_types
+        self._check_length(length)
         self.notices = list(data.notices)
         kinds = {"num_labels": len(task.labels), "problem_type": "single_label_classification"}
         self.config = kinds if task.labels else {"num_labels": 1, "problem_type": "regression"}
@@ -44,6 +46,15 @@ class Classification:
         self.majority = Counter(example.label for example in train).most_common(1)[0][0]
         self.train = self._features(train, length, "training")
         self._dev = {name: self._features(examples, length, name) for name, examples in self.dev.items()}
+
+    def _check_length(self, length: int) -> None:
+        texts = len(self.task.text)
+        special = self.tokenizer.num_special_tokens_to_add(pair=texts > 1)
+        if length < special + texts:
+            raise ValueError(
+                f"glue/{self.task.name}: length = {length}, needed at least {special + texts}: {special} special "
+                f"tokens and one of each of {texts} texts; give more"
+            )
 
     def _check_labels(self, train: Sequence[Example]) -> None:
         if len({example.label for example in train}) < 2:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from locant.compare.fields import near
-from locant.data.files import read_text_file
+from locant.data.files import check_characters, read_text_file
 from locant.finetune.scores import GlueMetric, accuracy, accuracy_and_f1, correlations, matthews
 
 SUFFIXES = ("", ".gz", ".xz")
@@ -149,6 +149,11 @@ def _table(task: GlueTask, file: Path, text: str, notices: list[str]) -> Iterato
     lines = text.rstrip("\n").split("\n")
     columns = task.columns or tuple(lines[0].split("\t"))
     for field in (*task.text, task.label):
+        if columns.count(field) > 1:
+            raise ValueError(
+                f"glue/{task.name}: {file} has {columns.count(field)} columns {field!r}, needed one; drop or rename "
+                "the others"
+            )
         if field not in columns:
             raise ValueError(
                 f"glue/{task.name}: {file} has the columns {', '.join(columns)[:200]}, and no {field!r}; "
@@ -208,6 +213,7 @@ def _example(task: GlueTask, where: str, id_: str, texts: dict[str, str], label:
     for field, text in texts.items():
         if not text.strip():
             raise ValueError(f"{where}: field {field!r} is empty, needed a text; mend it, or leave the row out")
+        check_characters(where, field, text)
     return Example(id_, tuple(texts.values()), label)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +79,12 @@ def read_task(task: str, data: DataChoice) -> ReadTask:
             "--data FILE.json and --dev FILE.json"
         )
     train = tuple(question for path in data.train for question in read_squad(path))
+    if twice := [id_ for id_, count in Counter(question.id for question in train).items() if count > 1]:
+        names = ", ".join(str(path) for path in data.train)
+        raise ValueError(
+            f"squad: {len(twice)} questions are in several of the training files {names} ({', '.join(twice[:3])}); "
+            "give every question once"
+        )
     dev = {path.name.partition(".")[0]: read_squad(path) for path in data.dev}
     if len(dev) < len(data.dev):
         names = ", ".join(path.name for path in data.dev)

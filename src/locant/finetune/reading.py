@@ -40,7 +40,8 @@ class Reading:
         self.train = _features(asked, windows, training=True)
         if not self.train:
             raise ValueError(
-                f"squad: none of the {len(asked)} answers fits a window of length = {length}; give a larger length"
+                f"squad: none of the {len(asked)} answers can be trained on ({'; '.join(self.notices)}); give a larger "
+                "length, or a tokenizer that knows the text"
             )
         self.dev = {name: subset(questions, settings.dev_examples, "dev_examples") for name, questions in dev.items()}
         self._windows: dict[str, list[Window]] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from locant.data.files import read_text_file
+from locant.data.files import check_characters, read_text_file
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ def _text(path: Path, where: str, record: Any, field: str) -> str:
     text = _field(path, where, record, field, str)
     if not text.strip():
         raise ValueError(f"squad: {path}: {where}: field {field!r} is empty, needed a text; mend it or leave it out")
+    check_characters(f"squad: {path}: {where}", field, text)
     return text
 
 

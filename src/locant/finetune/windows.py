@@ -66,7 +66,8 @@ class Cuts:
 
     questions: list[str] = field(default_factory=list)  # ids of those longer than max_question
     own_window: list[str] = field(default_factory=list)  # answers longer than the overlap that got one
-    lost: list[str] = field(default_factory=list)  # answers that no window can hold: not trained on
+    long: list[str] = field(default_factory=list)  # answers that no window can hold: not trained on
+    blank: list[str] = field(default_factory=list)  # answers that no token shows: not trained on
 
     def notices(self, settings: WindowSettings, what: str) -> list[str]:
         """A sentence for each kind that occurred."""
@@ -76,7 +77,8 @@ class Cuts:
                 self.own_window,
                 f"answers lay across the edges of windows (overlap = {settings.overlap}) and got their own",
             ),
-            (self.lost, f"answers are longer than a window of length = {settings.length} and were not trained on"),
+            (self.long, f"answers are longer than a window of length = {settings.length} and were not trained on"),
+            (self.blank, "answers have no token for this tokenizer and were not trained on"),
         )
         return [
             f"{what}: {len(ids)} {words} ({', '.join(ids[:3])}{', ...' * (len(ids) > 3)})" for ids, words in told if ids
@@ -140,8 +142,11 @@ def _tokens_of(answer: Answer, offsets: Sequence[tuple[int, int]]) -> tuple[int,
 def _with_answer(
     spans: list[tuple[int, int]], answer: tuple[int, int] | None, room: int, id_: str, cuts: Cuts
 ) -> list[tuple[int, int]]:
-    if answer is None or answer[1] - answer[0] >= room:
-        cuts.lost.append(id_)
+    if answer is None:
+        cuts.blank.append(id_)
+        return []
+    if answer[1] - answer[0] >= room:
+        cuts.long.append(id_)
         return []
     if any(begin <= answer[0] and answer[1] < end for begin, end in spans):
         return spans

@@ -18,8 +18,8 @@ except ImportError:  # Windows: no lock there
 def claim_folder(path: Path, recipe: dict[str, Any], command: str) -> IO[str]:
     """Makes the folder of a run where it is new, writes its recipe.json, and returns the lock on it.
 
-    Another recipe's folder in which nothing was kept yet is begun anew. Raises: ValueError where it belongs to another recipe (naming the keys that differ), holds other files or is in
-    use; OSError where it cannot be written.
+    Another recipe's folder in which nothing was kept yet is begun anew. Raises: ValueError where it belongs to another
+    recipe (naming the keys that differ), holds other files or is in use; OSError where it cannot be written.
     """
     file = path / "recipe.json"
     lock = None
