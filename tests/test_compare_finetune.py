@@ -190,6 +190,25 @@ def test_files_or_a_model_that_changed_are_refused(model: Path, glue: Path, tmp_
         find_objective("finetune").read(recipe, tmp_path / "out" / "text")
 
 
+def test_a_model_of_an_encoding_s_own_that_changed_is_refused(model: Path, glue: Path, tmp_path: Path) -> None:
+    other = save_model(tmp_path / "other", **STILL)
+    row = {"name": "as_saved", "label": "other", "model": str(other)}
+    text = tmp_path / "out" / "text"
+    task = find_objective("finetune")
+    text.parent.mkdir()
+    assert "own_models" not in task.prepare(read_recipe(body(model, glue)), text, progress=False).facts
+    both = read_recipe(body(model, glue, encodings=[SAVED, row]))
+    task.prepare(both, text, progress=False)  # it came later
+    task.read(both, text)
+    config = other / "config.json"
+    config.write_text(config.read_text().replace('"hidden_act": "gelu"', '"hidden_act": "relu"'))
+    with pytest.raises(ValueError, match=r"no longer those that '.*out' began with: own_models.other is '\w+' there"):
+        task.read(both, text)
+    task.prepare(read_recipe(body(model, glue)), text, progress=False)  # without it, nothing has changed
+    with pytest.raises(ValueError, match=r"own_models.other is '\w+' there"):
+        task.prepare(both, text, progress=False)
+
+
 def test_constant_predictions_have_no_correlation_and_say_so(model: Path, glue: Path, tmp_path: Path) -> None:
     recipe = read_recipe(body(model, glue))
     trial = TuningTrial(recipe, recipe.choice("absolute"), 1, find_objective("finetune").read(recipe, tmp_path))

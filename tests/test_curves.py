@@ -78,6 +78,41 @@ def test_a_comparison_has_the_curves_of_its_encodings(tmp_path: Path, monkeypatc
     assert [curve.losses for curve in one.curves if not curve.validation] == [found["none", "seed 1", False].losses]
 
 
+def test_a_comparison_is_told_by_its_results_whatever_logs_lie_beside(tmp_path: Path) -> None:
+    finetune = {"tasks": ["glue/rte"], "settings": {}}
+    (tmp_path / "recipe.json").write_text(json.dumps({"recipe": {"encodings": [{"name": "shaw"}]}}))
+    for label in ("a", "b"):
+        folder = write_log(tmp_path / "runs" / f"{label}-seed1", steps([3.0, 2.0]))
+        point = {"step": 2, "tokens": 14, "seconds": 2.0, "train_loss": 2.5, "validation_loss": 30.0}
+        result = {"encoding": label, "seed": 1, "curve": [point]}
+        body = {"recipe": {"task": "finetune", "finetune": finetune}, "result": result}
+        (folder / "run.json").write_text(json.dumps(body))
+    found = read_runs([tmp_path]).curves
+    assert [(curve.group, curve.validation) for curve in found] == [(g, v) for g in "ab" for v in (False, True)]
+    assert [curve.measure for curve in found[:2]] == ["Training loss (per example)", "Error (points short of 100)"]
+
+
+def test_losses_of_two_kinds_stand_in_panels_of_their_own(tmp_path: Path) -> None:
+    electra = {"task": "electra", "electra": {"discriminator_weight": 50.0}}
+    point = {"tokens": 14, "seconds": 2.0}
+    losses = [(1, 28.0, None), (2, 23.0, 0.37)]
+    curve = [{**point, "step": step, "train_loss": a, "validation_loss": b} for step, a, b in losses]
+    body = {"recipe": electra, "result": {"encoding": "shaw", "seed": 1, "curve": curve}}
+    (tmp_path / "run.json").write_text(json.dumps(body))
+    figure = loss_curves(read_runs([tmp_path]).curves, smooth=2)
+    upper, lower = figure.axes
+    assert [list(line.get_ydata()) for line in upper.lines] == [[28.0, 25.5], [28.0, 23.0]]
+    assert [list(line.get_ydata()) for line in lower.lines] == [[0.37]]
+    assert upper.get_title(loc="left").replace("\n", " ") == (
+        "Training loss (nats: generator per predicted token + 50 x discriminator per token), mean of 2 points"
+    )
+    assert lower.get_title(loc="left") == "Validation loss of the discriminator (nats per token)"
+    assert (upper.get_xlabel(), lower.get_xlabel()) == ("", "Training step") and upper.get_xlim() == lower.get_xlim()
+    assert upper.get_position().y0 > lower.get_position().y1
+    mixed = loss_curves([Curve("a", "a", False, (1, 2), (7.0, 14.0), (1.0, 2.0), (3.0, 2.0))])
+    assert [axes.get_ylabel() for axes in mixed.axes] == ["Loss (nats)"]
+
+
 def test_a_last_line_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> None:
     read = read_curves(write_log(tmp_path / "run", steps([3.0, 2.0]), end='{"event": "st'))
     assert [curve.steps for curve in read.curves] == [(1, 2)]

@@ -114,7 +114,7 @@ def test_layers_have_networks_of_their_own_and_share_what_the_bias_shares():
         ({"edges": "row"}, "edges='row' with kernel=None"),
         ({"edges": "cut", "kernel": 3}, "edges='cut' with kernel=3"),
         ({"width": 0}, "width=0 leaves no network"),
-        ({"over": "shaw"}, "shaw: needs head_dim=..., which was not given"),
+        ({"over": "shaw"}, r"dape: over='shaw' .*cannot be built \(shaw: needs head_dim=.*; choose a bias"),
         ({"over": "huang_m1"}, "over='huang_m1' is no content-free bias"),
         ({"over": "shape"}, "over='shape' is no content-free bias"),
         ({"over_options": {"clip": 3}}, "kerple: unknown option 'clip'=3"),

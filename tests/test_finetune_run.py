@@ -21,6 +21,7 @@ import torch
 import transformers as T
 from rich.console import Console
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 from typer.testing import CliRunner
 
 import locant.finetune.run as run_module
@@ -29,7 +30,7 @@ from locant.cli import app
 from locant.cli.progress import SeedWatcher
 from locant.finetune.batches import Feature, Schedule
 from locant.finetune.load import DataChoice
-from locant.finetune.model import load_tokenizer
+from locant.finetune.model import load_tokenizer, model_inputs
 from locant.finetune.results import Outcome, SeedResult, read_outcome, to_text
 from locant.finetune.run import finetune
 from locant.finetune.settings import FinetuneSettings, GlueSettings, ModelChoice, SquadSettings
@@ -356,6 +357,19 @@ def test_a_model_and_a_tokenizer_that_do_not_fit_are_refused(model: Path, rte: P
     with pytest.raises(ValueError, match=r"tokenizer pads with id 0 and the model with 4"):
         tune(other, rte, tmp_path / "out")
     assert not (tmp_path / "out").exists(), "the folder is not touched before everything was checked"
+
+
+def test_token_types_go_to_models_that_embed_them_whatever_the_tokenizer_says() -> None:
+    names = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", "\u2581sea")
+    albert = T.AlbertTokenizer(vocab=[(name, float(-at)) for at, name in enumerate(names)])
+    assert "token_type_ids" not in albert.model_input_names, "as transformers has it"
+    assert model_inputs(albert, T.AlbertConfig()) and model_inputs(tokenizer(), T.BertConfig())
+    assert not model_inputs(tokenizer(), T.RobertaConfig(type_vocab_size=1))
+    assert not model_inputs(tokenizer(), T.DistilBertConfig())
+    words = tokenizer()
+    frames = {"single": "[CLS]:0 $A:0 [SEP]:0", "pair": "[CLS]:0 $A:0 [SEP]:0 $B:0 [SEP]:0"}
+    words.backend_tokenizer.post_processor = TemplateProcessing(**frames, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    assert not model_inputs(words, T.BertConfig())
 
 
 def test_models_and_tokenizers_that_cannot_be_loaded_are_refused(model: Path, rte: Path, tmp_path: Path) -> None:

@@ -311,3 +311,5 @@ def test_a_model_without_its_pairs_says_so():
     features, _, real = batch((4,))
     plain = graphs.GraphTransformer(graphs.without_positions(graphs.GraphModelConfig(2, 3)))
     assert plain(features, None, real).shape == (1, 3)
+    with pytest.raises(ValueError, match=r"num_encodings=0 but psi of shape \(1, 4, 4, 1\) came; give None"):
+        plain(features, torch.zeros(1, 4, 4, 1), real)

@@ -26,6 +26,7 @@ from locant.compare.results import (
 )
 from locant.compare.summary import compare, spread, summarise, t_critical
 from locant.compare.tables import encodings_csv, runs_csv, to_text
+from locant.report.page import render
 from locant.training.folder import write_atomically
 from tests.compare_tables import PROFILES, make_table
 
@@ -420,3 +421,13 @@ def test_csv_quotes_what_labels_may_hold():
     table = ResultTable({}, 'a,"b"\nc', 32, (RunResult('a,"b"\nc', {"clip": 3}, 0, "missing"),))
     row = next(csv.DictReader(io.StringIO(runs_csv(table), newline="")))
     assert row["encoding"] == 'a,"b"\nc' and json.loads(row["options"]) == {"clip": 3}
+
+
+def test_where_no_speed_was_measured_there_is_no_column_for_it() -> None:
+    table = table_of({"none": [3.0], "tisa": [2.5]})
+    assert not table.speeds
+    text, page = to_text(table), render(table)
+    assert "tok/s" not in text and "\nParameters\nencoding" in text
+    assert "Speed and memory were not measured" in page and "Inference<small>" not in page
+    timed = dataclasses.replace(table, speeds={"none": Speed(5.0, 7.0, 1.0, 1.0)})
+    assert "train tok/s" in to_text(timed) and "Inference<small>" in render(timed)

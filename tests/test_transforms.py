@@ -282,6 +282,14 @@ def test_a_vision_model_takes_it():
     assert torch.equal(first(model.eval()(image)), first(model(image)))
 
 
+def test_a_text_model_does_not_take_it():
+    config = T.BertConfig(
+        vocab_size=31, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=30
+    )
+    with pytest.raises(ValueError, match="cape_2d: its ids number the patches of an image, but a text has tokens"):
+        locant.hf.attach(T.BertModel(config), "cape_2d", height=3, width=3)
+
+
 # --- randomized positions ---------------------------------------------------------------------------------------------
 
 

@@ -40,9 +40,9 @@ class Properties:
     symmetric. ``beyond_range``: what happens past the trained range. ``layers``: whether layers share one object by
     default. ``neutral``: the parameter value at which the encoding equals no encoding at the same logit factor, if any.
     ``content``: whether what is added to the logits depends on q or k. ``bidirectional``: whether it serves attention
-    to later tokens, too; ``decoders``: whether it serves attention under a causal mask. ``cache_safe``: whether
-    decoding with cached keys equals the full pass. ``draws``: whether training draws random numbers, which evaluation
-    does not.
+    to later tokens, too; ``decoders``: whether it serves attention under a causal mask. ``text``: whether ids may
+    number the tokens of a text, and not the patches of an image alone. ``cache_safe``: whether decoding with cached
+    keys equals the full pass. ``draws``: whether training draws random numbers, which evaluation does not.
     """
 
     shift_invariant: bool
@@ -53,6 +53,7 @@ class Properties:
     content: bool = False
     bidirectional: bool = True
     decoders: bool = True
+    text: bool = True
     cache_safe: bool = True
     draws: bool = False
 
@@ -138,6 +139,15 @@ class Encoding(nn.Module):
                 raise ValueError(
                     f"{part.name}: is defined under a causal mask alone, but causal={causal}; use it in a decoder, or "
                     "choose an encoding that serves encoders"
+                )
+
+    def check_text(self) -> None:
+        """Raise a ValueError where ids number something else than the tokens of a text."""
+        for part in self.parts():
+            if not part.properties.text:
+                raise ValueError(
+                    f"{part.name}: its ids number the patches of an image, but a text has tokens in a row; choose an "
+                    "encoding of sequences, such as cape or absolute"
                 )
 
     @property

@@ -9,13 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from locant.compare.objective import TASKS, find_objective
+from locant.training.folder import read_whole
+
 LOG, RESULT = "log.jsonl", "run.json"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line: losses of one run in nats. ``group``: what it is a run of; curves of a group look alike.
+    """One line: losses of one run. ``group``: what it is a run of; curves of a group look alike.
 
+    ``measure``: what the losses are, with their unit; only those of one measure can be held against each other.
     ``validation``: whether the losses are of held-out text. ``tokens``, ``seconds``: since the start of training, NaN
     where a log does not tell; pauses between an interruption and its resumption do not count.
     """
@@ -27,6 +31,7 @@ class Curve:
     tokens: tuple[float, ...]
     seconds: tuple[float, ...]
     losses: tuple[float, ...]
+    measure: str = "Loss (nats)"
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ def read_curves(folder: Path) -> Read:
     none of ours, naming it. A last line that was cut off, as a kill leaves it, is left out with a notice.
     """
     logs = [folder / LOG] if (folder / LOG).is_file() else sorted(folder.glob(f"runs/*/{LOG}"))
-    if logs:
+    if logs and not _is_comparison(folder):
         read = [_from_log(log, folder.resolve().name) for log in logs]
     else:
         results = [folder / RESULT] if (folder / RESULT).is_file() else sorted(folder.glob(f"runs/*/{RESULT}"))
@@ -76,6 +81,21 @@ def read_curves(folder: Path) -> Read:
     return Read(curves, tuple(notice for one in read for notice in one.notices))
 
 
+def _is_comparison(folder: Path) -> bool:
+    """Whether a folder is that of `locant compare`, whose runs are told apart by their results, logs or not."""
+    recipe = (read_whole(folder / "recipe.json") or {}).get("recipe")
+    return isinstance(recipe, dict) and "encodings" in recipe
+
+
+def _measures(recipe: dict[str, Any]) -> tuple[str, str]:
+    """What training and validation of a comparison measure: two things for some tasks."""
+    words = find_objective(recipe.get("task", TASKS[0])).words(recipe)
+    if words.training == words.per:
+        return Curve.measure, Curve.measure
+    held = f"{words.measure[0].upper()}{words.measure[1:]}"
+    return f"Training loss ({words.training})", f"{held} ({words.unit})"
+
+
 def _from_result(file: Path) -> Read:
     """A finished run of a comparison."""
     try:
@@ -83,9 +103,9 @@ def _from_result(file: Path) -> Read:
         label, seed = body["result"]["encoding"], body["result"]["seed"]
         points = body["result"]["curve"]
         curves = []
-        for key, validation in (("train_loss", False), ("validation_loss", True)):
+        for key, measure in zip(("train_loss", "validation_loss"), _measures(body["recipe"]), strict=True):
             rows = [(p["step"], float(p["tokens"]), p["seconds"], p[key]) for p in points if p[key] is not None]
-            curves.append(_curve(label, f"seed {seed}", validation, rows))
+            curves.append(_curve(label, f"seed {seed}", key == "validation_loss", rows, measure))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"plot: {file} is no whole run.json of locant compare ({type(error).__name__}: {error}); run it again"
@@ -157,9 +177,14 @@ def _whole(file: Path, number: int, line: dict[str, Any], name: str) -> int:
     return int(value)
 
 
-def _curve(group: str, run: str, validation: bool, rows: Iterable[tuple[int, float, float, float]]) -> Curve:
+def _curve(
+    group: str,
+    run: str,
+    validation: bool,
+    rows: Iterable[tuple[int, float, float, float]],
+    measure: str = Curve.measure,
+) -> Curve:
     rows = [row for row in rows if math.isfinite(row[3])]
     steps, tokens, seconds, losses = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return Curve(
-        str(group), run, validation, tuple(steps), *(tuple(map(float, part)) for part in (tokens, seconds, losses))
-    )
+    numbers = (tuple(map(float, part)) for part in (tokens, seconds, losses))
+    return Curve(str(group), run, validation, tuple(steps), *numbers, measure)

@@ -32,7 +32,6 @@ def to_text(table: ResultTable) -> str:
     if any(paces):
         header.append(f"steps to the end of {table.baseline}")
         quality = [[*cells, pace_text(found)] for cells, found in zip(quality, paces, strict=True)]
-    cost_header = ["encoding", "train tok/s", "infer tok/s", "train MB", "infer MB", "extra params", "params"]
     lines = [f"Quality (validation, {words.unit}, mean ± deviation over seeds)", *align(header, quality, 2)]
     lines += [majority] if (majority := majority_text(table)) else []
     lines += ["* clear: beyond the spread of the seeds, and the 95% interval of the paired differences excludes zero."]
@@ -42,7 +41,7 @@ def to_text(table: ResultTable) -> str:
             f"Steps to the end of {table.baseline}: until the validation loss is no higher than its final one, as a "
             f"share of its steps; validated every {interval} steps."
         ]
-    lines += ["", "Cost (measured alone)", *align(cost_header, [_cost_cells(row) for row in rows], 1)]
+    lines += ["", *_cost_lines(rows)]
     if unsteady := [row.encoding for row in rows if _unsteady(row)]:
         lines += [
             f"The rounds of {', '.join(unsteady)} lie far apart: the machine was busy, and these speeds say little."
@@ -170,19 +169,27 @@ def _quality_cells(row: Row, lengths: Sequence[int], scores: Sequence[str], mark
     return [*cells, *(length_text(at_length.get(length)) for length in lengths), shift_text(row.max_shift_change)]
 
 
-def _cost_cells(row: Row) -> list[str]:
-    speed = row.speed
-    measured = (
-        [speed.train_tokens_per_second, speed.inference_tokens_per_second, speed.train_peak_mb, speed.inference_peak_mb]
-        if speed
-        else [None] * 4
-    )
-    return [
-        row.encoding,
-        *map(count_text, measured),
-        count_text(row.extra_parameters),
-        count_text(row.total_parameters),
+def _cost_lines(rows: Sequence[Row]) -> list[str]:
+    """Speed and memory, where they were measured (measure.rounds = 0: nowhere), and parameters."""
+    speeds = {
+        "train tok/s": "train_tokens_per_second",
+        "infer tok/s": "inference_tokens_per_second",
+        "train MB": "train_peak_mb",
+        "infer MB": "inference_peak_mb",
+    }
+    if not any(row.speed for row in rows):
+        speeds = {}
+    cells = [
+        [
+            row.encoding,
+            *(count_text(getattr(row.speed, name, None)) for name in speeds.values()),
+            count_text(row.extra_parameters),
+            count_text(row.total_parameters),
+        ]
+        for row in rows
     ]
+    title = "Cost (measured alone)" if speeds else "Parameters"
+    return [title, *align(["encoding", *speeds, "extra params", "params"], cells, 1)]
 
 
 def align(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:

@@ -168,7 +168,13 @@ class Dape(Sum):
             )
         if width < 1:
             raise ValueError(f"dape: width={width} leaves no network; give 1 or more, such as 32")
-        part = load(over, num_heads=num_heads, max_length=max_length, causal=causal, **(over_options or {}))
+        try:
+            part = load(over, num_heads=num_heads, max_length=max_length, causal=causal, **(over_options or {}))
+        except (ValueError, TypeError) as error:  # of what a bias of the logits does not need, as rope's head_dim
+            raise ValueError(
+                f"dape: over={over!r} with over_options={over_options} cannot be built ({error}); choose a bias of the "
+                "logits such as 'kerple', 'alibi', 'fire' or 't5', or 'none', and compose others: 'rope+dape'"
+            ) from error
         with_bias = bool(part.sites)
         if part.properties.content or not set(part.sites) <= {"prepare", "terms"} or part.moves_ids:
             raise ValueError(

@@ -28,6 +28,7 @@ from locant.finetune.load import GLUE, SQUAD, DataChoice, read_task, settings_ki
 from locant.finetune.scores import MAIN
 from locant.finetune.settings import FinetuneSettings, ModelChoice
 from locant.training.checkpoints import PREFIX
+from locant.training.folder import differences, file_digest, read_whole, write_atomically
 from locant.training.log import JsonLines
 from locant.training.mlm import BuiltModel, DivergedError, EncodingChoice, LossPoint, TrainSettings
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 AS_SAVED = "as_saved"
 UNUSED = ("text", "tokenizer", "masking", "problems", "pairs", "electra", "model", "train", "evaluate")
 FACTS = "facts.json"  # what the files and the model were
+OWN_MODELS = "own_models"  # among them: digests of the models that encodings name for themselves, by label
 TIMED_STEPS = 5_000  # at most, in a measurement of speed
 POINTS = 50  # of the loss curve
 BERT_BASE = {"num_heads": 12, "head_dim": 64, "model_dim": 768}  # what encodings are checked with, before any is built
@@ -98,19 +100,26 @@ class FineTuning:
         from locant.compare.text import whole_folder
 
         data = self.read(recipe, folder)
-        if not (folder / FACTS).is_file():
+        kept = read_whole(folder / FACTS)
+        models = {**(kept or {}).get(OWN_MODELS, {}), **data.facts.get(OWN_MODELS, {})}
+        text = json.dumps({**data.facts, **({OWN_MODELS: models} if models else {})}, indent=1)
+        if kept is None:
             with whole_folder(folder) as part:
-                (part / FACTS).write_text(json.dumps(data.facts, indent=1), encoding="utf-8")
+                (part / FACTS).write_text(text, encoding="utf-8")
+        elif models != kept.get(OWN_MODELS, {}):  # encodings may be added later
+            write_atomically(folder / FACTS, text)
         return data
 
     def read(self, recipe: Recipe, folder: Path) -> TuningData:
         """Examples, tokenized, on whatever machine. Raises: ValueError where they are not those of the beginning."""
-        from locant.training.folder import differences
-
         data = _read(recipe, self.trained_length(recipe))
-        if (kept := folder / FACTS).is_file():
-            before = json.loads(kept.read_text(encoding="utf-8"))
-            if changed := differences(before, json.loads(json.dumps(data.facts))):
+        if (before := read_whole(folder / FACTS)) is not None:
+            here = json.loads(json.dumps(data.facts))
+            theirs, ours = before.pop(OWN_MODELS, {}), here.pop(OWN_MODELS, {})
+            both = theirs.keys() & ours.keys()
+            changed = differences(before, here)
+            changed += differences({x: theirs[x] for x in both}, {x: ours[x] for x in both}, OWN_MODELS)
+            if changed:
                 raise ValueError(
                     f"compare: files or model are no longer those that {str(folder.parent)!r} began with: "
                     f"{'; '.join(changed[:4])}; put them back (with --ray: on every node), or give another "
@@ -163,7 +172,6 @@ def _read(recipe: Recipe, length: int) -> TuningData:
     from transformers import AutoConfig
 
     from locant.finetune.model import identity, load_tokenizer, model_inputs
-    from locant.training.folder import file_digest
 
     table, task = recipe.finetune, recipe.finetune.tasks[0]
     choice = DataChoice(*(tuple(Path(expand_path(path)) for path in paths) for paths in (table.data, table.dev)))
@@ -184,6 +192,8 @@ def _read(recipe: Recipe, length: int) -> TuningData:
         "majority": {dev: scores for dev, scores in majority.items() if scores},
         "notices": list(problem.notices),
     }
+    if own := [one for one in recipe.encodings if "model" in one.options]:
+        facts[OWN_MODELS] = {one.label: identity(_found(_model_choice(recipe, one)))["sha256"] for one in own}
     return TuningData(problem, settings, tokenizer, facts)
 
 

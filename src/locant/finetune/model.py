@@ -127,8 +127,11 @@ def check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def model_inputs(tokenizer: PreTrainedTokenizerFast, config: Any) -> bool:
-    """Whether the model is given token types."""
-    return "token_type_ids" in tokenizer.model_input_names and getattr(config, "type_vocab_size", 0) > 1
+    """Whether the model is given token types: it embeds several, and the tokenizer tells the texts of a pair apart.
+
+    What a tokenizer says that it gives is not asked: transformers' own of ALBERT leaves them out.
+    """
+    return getattr(config, "type_vocab_size", 0) > 1 and any(tokenizer.backend_tokenizer.encode("a", "a").type_ids)
 
 
 def choose_length(settings: FinetuneSettings, model: nn.Module) -> int:

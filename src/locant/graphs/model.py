@@ -116,12 +116,11 @@ class GraphTransformer(nn.Module):
     ) -> Float[Tensor, "B out"]:
         """A vector for each graph, of psi [B n n R] and real [B n].
 
-        Raises: ValueError where a pair encoding is missing, or nodes differ in number.
+        Raises: ValueError where a pair encoding is missing or means nothing, or nodes differ in number.
         """
-        if psi is None and self.bias is not None:
-            raise ValueError(
-                f"graph model: built for num_encodings={self.config.num_encodings} but psi is None; give it"
-            )
+        if (psi is None) != (self.bias is None):
+            came = "psi is None; give it" if psi is None else f"psi of shape {tuple(psi.shape)} came; give None"
+            raise ValueError(f"graph model: built for num_encodings={self.config.num_encodings} but {came}")
         batch, n, _ = features.shape
         if real.shape != (batch, n) or (psi is not None and psi.shape[:3] != (batch, n, n)):
             raise ValueError(

@@ -91,11 +91,13 @@ def build(
     """The encodings of one stack of layers. ``forced``: the user gave model_dim, which is then used everywhere.
 
     Raises: ValueError where layers that share weights cannot have separate encodings, for an encoding that needs the
-    causal mask of a decoder in an encoder, and what `locant.stack` refuses.
+    causal mask of a decoder in an encoder, or an image where the host reads text, and what `locant.stack` refuses.
     """
     built = _built(site, encoding, share_layers, sizes, options, forced)
     for layer in dict.fromkeys(built):
         layer.check_causal(sizes["causal"])
+        if site.embeds and site.runner is None:
+            layer.check_text()
     return built
 
 

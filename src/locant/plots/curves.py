@@ -1,8 +1,12 @@
-"""Curves of runs over each other: training losses as lines, validation losses dashed with a mark at each point."""
+"""Curves of runs over each other: training losses as lines, validation losses dashed with a mark at each point.
+
+Losses of different kinds, which no axis can hold together, stand in panels below each other.
+"""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -11,10 +15,11 @@ from matplotlib.lines import Line2D
 
 from locant.compare.curves import Curve
 from locant.plots.labels import shorten
-from locant.plots.style import MUTED, TWO_COLUMN, marks, new_axes, styled
+from locant.plots.style import MUTED, TWO_COLUMN, Mark, marks, new_axes, styled
 
 AXES = {"step": "Training step", "tokens": "Tokens read in training", "seconds": "Seconds of training"}
 LEGEND = 7.0  # points
+PANEL, LOW_PANEL, TOP = 2.66, 1.9, 0.12  # inches: one panel alone, one of several, and what is free above
 
 
 def loss_curves(curves: Sequence[Curve], x: str = "step", smooth: int = 1, width: float = TWO_COLUMN) -> Figure:
@@ -27,36 +32,62 @@ def loss_curves(curves: Sequence[Curve], x: str = "step", smooth: int = 1, width
         raise ValueError(f"plot: x = {x!r}, needed {', '.join(AXES)}")
     if smooth < 1:
         raise ValueError(f"plot: smooth = {smooth}, needed at least 1 point to take the mean of")
+    if not any(_points(curve, x)[0] for curve in curves):
+        raise ValueError(f"plot: none of {len(curves)} curves tells its {x}; take another x, such as step")
     groups = list(dict.fromkeys(curve.group for curve in curves))
+    measures = list(dict.fromkeys(curve.measure for curve in curves))
+    columns = max(1, int(width // 2.2))
     with styled():
         marked = marks(groups)
-        rows = math.ceil((len(groups) + 1) / max(1, int(width // 2.2)))
-        figure, axes = new_axes(width, 3.4 + 0.16 * rows, right=0.15, bottom=0.62 + 0.16 * rows)
-        for curve in curves:
-            points = _points(curve, x)
-            color, index = marked[curve.group].color, groups.index(curve.group)
-            if curve.validation:
-                drawn = axes.plot(*points, color=color, linestyle="--", marker=marked[curve.group].marker)
+        figure, panels = _panels(width, len(measures), 0.62 + 0.16 * math.ceil((len(groups) + 1) / columns))
+        for measure, axes in zip(measures, panels, strict=True):
+            own = [curve for curve in curves if curve.measure == measure]
+            for curve in own:
+                index = groups.index(curve.group)
+                for count, line in enumerate(_draw(axes, curve, marked[curve.group], x, smooth)):
+                    line.set_gid(f"series-{index}-{curve.run}-{int(curve.validation)}-{count}".replace(" ", "-"))
+            _cut_early(axes, own, x)
+            axes.margins(x=0.015)
+            axes.tick_params(length=3)
+            averaged = smooth > 1 and not all(curve.validation for curve in own)
+            label = measure + (f", mean of {smooth} points" if averaged else "")
+            if len(panels) > 1:
+                axes.set_title(textwrap.fill(label, int(14 * width)), loc="left", fontsize=LEGEND)
             else:
-                drawn = axes.plot(points[0], running_mean(points[1], smooth), color=color)
-                if smooth > 1:
-                    drawn += axes.plot(*points, color=color, alpha=0.25, linewidth=0.7, zorder=1)
-            for count, line in enumerate(drawn):
-                line.set_gid(f"series-{index}-{curve.run}-{int(curve.validation)}-{count}".replace(" ", "-"))
-        if not any(_points(curve, x)[0] for curve in curves):
-            raise ValueError(f"plot: none of {len(curves)} curves tells its {x}; take another x, such as step")
-        _cut_early(axes, curves, x)
-        axes.margins(x=0.015)
-        axes.set_xlabel(AXES[x])
-        axes.set_ylabel("Loss (nats)" + (f", mean of {smooth} points" if smooth > 1 else ""))
-        axes.tick_params(length=3)
+                axes.set_ylabel(label)
+        panels[-1].set_xlabel(AXES[x])
         handles = [Line2D([], [], color=marked[group].color, label=shorten(group, 34)) for group in groups]
         if any(curve.validation for curve in curves) and any(not curve.validation for curve in curves):
             handles.append(Line2D([], [], color=MUTED, linestyle="--", marker="o", label="validation"))
-        figure.legend(
-            handles=handles, loc="lower left", ncols=max(1, int(width // 2.2)), fontsize=LEGEND, frameon=False
-        )
+        figure.legend(handles=handles, loc="lower left", ncols=columns, fontsize=LEGEND, frameon=False)
     return figure
+
+
+def _panels(width: float, count: int, bottom: float) -> tuple[Figure, list[Axes]]:
+    """So many axes below each other over one x, which the lowest one names."""
+    heights, gap = (PANEL, 0.0) if count == 1 else (LOW_PANEL, 0.42)
+    height = bottom + count * (heights + gap) + TOP
+    figure, whole = new_axes(width, height, right=0.15, bottom=bottom)
+    if count == 1:
+        return figure, [whole]
+    box = whole.get_position()
+    whole.remove()
+    places = [bottom + (count - 1 - at) * (heights + gap) for at in range(count)]
+    panels = [figure.add_axes((box.x0, place / height, box.width, heights / height)) for place in places]
+    for upper in panels[:-1]:
+        upper.sharex(panels[-1])
+        upper.tick_params(labelbottom=False)
+    return figure, panels
+
+
+def _draw(axes: Axes, curve: Curve, mark: Mark, x: str, smooth: int) -> list[Line2D]:
+    points = _points(curve, x)
+    if curve.validation:
+        return axes.plot(*points, color=mark.color, linestyle="--", marker=mark.marker)
+    drawn = axes.plot(points[0], running_mean(points[1], smooth), color=mark.color)
+    if smooth > 1:
+        drawn += axes.plot(*points, color=mark.color, alpha=0.25, linewidth=0.7, zorder=1)
+    return drawn
 
 
 def running_mean(values: Sequence[float], count: int) -> list[float]:

@@ -88,7 +88,8 @@ def render(table: ResultTable) -> str:
             baseline=table.baseline,
             quality_head=_quality_head(table, rows),
             quality=[_line(table, row, _quality_cells(table, rows, row)) for row in rows],
-            cost=[_line(table, row, _cost_cells(rows, row)) for row in rows],
+            timed=any(row.speed for row in rows),
+            cost=[_line(table, row, _speed_cells(rows, row) + _parameter_cells(row)) for row in rows],
             figures=_figures(table, rows),
             measured=f"{_capital(words_of(table).measure)} in {words_of(table).unit}",
             published=published(table),
@@ -220,7 +221,10 @@ def _signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
 
 
-def _cost_cells(rows: Sequence[Row], row: Row) -> list[Cell]:
+def _speed_cells(rows: Sequence[Row], row: Row) -> list[Cell]:
+    """Speed and memory; none where none of the encodings was measured."""
+    if not any(other.speed for other in rows):
+        return []
     base = next((other for other in rows if other.is_baseline), None)
     cells = []
     for name, bar in (
@@ -244,9 +248,12 @@ def _cost_cells(rows: Sequence[Row], row: Row) -> list[Cell]:
                 share=value / most if bar and value and most else None,
             )
         )
-    for value in (row.extra_parameters, row.total_parameters):
-        cells.append(Cell(count_text(value).replace("-", "–"), value=value))
     return cells
+
+
+def _parameter_cells(row: Row) -> list[Cell]:
+    values = (row.extra_parameters, row.total_parameters)
+    return [Cell(count_text(value).replace("-", "–"), value=value) for value in values]
 
 
 def _run_loss(table: ResultTable, lengths: Sequence[Any]) -> str:

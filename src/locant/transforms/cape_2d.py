@@ -42,7 +42,9 @@ class Cape2d(Transform):
 
     name = "cape_2d"
     paper = Paper("2106.03143", "section 3.2", "Likhomanenko et al. 2021")
-    properties = Properties(shift_invariant=False, symmetric=True, beyond_range="raise", layers="shared", draws=True)
+    properties = Properties(
+        shift_invariant=False, symmetric=True, beyond_range="raise", layers="shared", text=False, draws=True
+    )
 
     def __init__(
         self,
