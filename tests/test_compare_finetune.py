@@ -177,6 +177,26 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_curve(model: Path, glue: Path
     assert resumed[:2] == whole[:2] and resumed[2][0] == 9 and whole[2][0] == 1
 
 
+def test_a_folder_with_a_checkpoint_of_another_recipe_is_not_begun_anew(
+    model: Path, glue: Path, tmp_path: Path
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def stop(subject: Any, event: dict[str, Any]) -> None:
+        raise Killed
+
+    recipe = read_recipe(body(model, glue, encodings=[SAVED]))
+    with pytest.raises(Killed):
+        compare(recipe, tmp_path, executor=InlineExecutor, watch=stop)
+    (tmp_path / "runs" / "absolute-seed1" / "checkpoint-4").mkdir(parents=True)
+    other = read_recipe(body(model, glue, encodings=[SAVED], finetune={"settings": {**SETTINGS, "epochs": 2.0}}))
+    with pytest.raises(ValueError, match=r"belongs to another recipe: finetune.settings.epochs is 1.0 there and 2.0"):
+        run(other, tmp_path)
+    (tmp_path / "runs" / "absolute-seed1" / "checkpoint-4").rmdir()
+    assert run(other, tmp_path).runs[0].curve[-1].step == 15
+
+
 def test_files_or_a_model_that_changed_are_refused(model: Path, glue: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     write_rte(own / "RTE")

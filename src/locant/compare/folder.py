@@ -20,6 +20,7 @@ from typing import Any
 
 from locant.compare.recipe import Recipe, shared_part
 from locant.compare.results import RunResult, Speed
+from locant.training.checkpoints import PREFIX
 from locant.training.folder import differences, lock_folder, read_whole, unwritable, write_atomically
 
 
@@ -115,7 +116,8 @@ def open_folder(path: str | Path, recipe: Recipe) -> Iterator[OutputFolder]:
 def _check_recipe(folder: OutputFolder) -> None:
     """Raises ValueError unless the folder is empty, or of a recipe that differs in the grid alone.
 
-    Another recipe's folder in which no run ever finished, as a mistake in the recipe leaves it, is begun anew.
+    Another recipe's folder in which no run ever finished or kept a checkpoint, as a mistake in the recipe leaves it, is
+    begun anew.
     """
     path, recipe = folder.path, folder.recipe
     body = read_whole(path / "recipe.json")
@@ -128,7 +130,8 @@ def _check_recipe(folder: OutputFolder) -> None:
         return
     before = body.get("recipe", {})
     changed = differences(shared_part(before), recipe.shared())
-    if changed and set(before) == set(recipe.to_dict()) and not any(path.glob("runs/*/run.json")):
+    kept = any(found for name in ("run.json", f"{PREFIX}*") for found in path.glob(f"runs/*/{name}"))
+    if changed and set(before) == set(recipe.to_dict()) and not kept:
         for made in ("text", "speed"):
             shutil.rmtree(path / made, ignore_errors=True)
     elif changed:
