@@ -185,6 +185,6 @@ def _curve(
     measure: str = Curve.measure,
 ) -> Curve:
     rows = [row for row in rows if math.isfinite(row[3])]
-    steps, tokens, seconds, losses = zip(*rows, strict=True) if rows else ((), (), (), ())
-    numbers = (tuple(map(float, part)) for part in (tokens, seconds, losses))
-    return Curve(str(group), run, validation, tuple(steps), *numbers, measure)
+    steps = tuple(row[0] for row in rows)
+    tokens, seconds, losses = (tuple(float(row[at]) for row in rows) for at in (1, 2, 3))
+    return Curve(str(group), run, validation, steps, tokens, seconds, losses, measure)
