@@ -118,6 +118,11 @@ def test_a_disk_that_is_full_before_the_report_still_shows_the_table(
     assert "error: compare: cannot write 'runs/tiny': No space left on device; free space" in result.stderr
 
 
+def test_help_shows_brackets() -> None:
+    shown = RUNNER.invoke(app, ["compare", "--help"]).stdout
+    assert shown.count("[sizes.NAME]") == 2
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_labels_and_messages_may_hold_brackets(terminal: bool) -> None:
     watcher, task, shown = Watcher(), Task("train", "none[/b][red]", seed=1), io.StringIO()

@@ -108,6 +108,7 @@ def test_a_recipe_survives_its_own_dictionary() -> None:
         ("encodings=[]", "encodings is empty"),
         ("encodings=none,none", "encodings names 'none' twice"),
         ("encodings=none,hunag_m4", "encodings has 'hunag_m4': unknown encoding 'hunag_m4'; did you mean 'huang_m4'"),
+        ('encodings=[""]', r"encodings\[0\] has an empty name"),
         ("encodings=[3]", r"encodings\[0\] = 3 is an integer, needed a name"),
         ("encodings=5", r"encodings\[0\] = 5 is an integer"),
         ('encodings=[{label = "x"}]', "lacks a name"),
@@ -117,6 +118,9 @@ def test_a_recipe_survives_its_own_dictionary() -> None:
         ("train", "override 'train' is not key=value"),
         ("=3", "override '=3' is not key=value"),
         ("train=3", r"train = 3 is an integer, needed a table \[train\]"),
+        ("encodings.0.clip=3", "override encodings.0.clip=3, but encodings.0 is a text, not a table"),
+        ("encodings.9.clip=3", r"override encodings.9.clip=3, but there are \d, counted from 0"),
+        ("train.0.steps=3", "override train.0.steps=3, but train is a table, not a list"),
         ("jobs.x=3", "override jobs.x=3, but jobs is an integer, not a table"),
     ],
 )

@@ -535,6 +535,16 @@ def test_a_push_uploads_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # --- what a folder is -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["alibi", "shape+sinusoidal", "cape+sinusoidal", "randomized+rope", "shape+shaw"])
+def test_a_folder_is_whole_whatever_its_encoding_saves(name: str, tmp_path: Path) -> None:
+    """Nothing, the draws of a transform alone, or parameters."""
+    model = host("bert")
+    locant.hf.attach(model, name)
+    model.save_pretrained(tmp_path)
+    found = locant.hf.inspect_directory(tmp_path)
+    assert (found.kind, found.encodings) == ("attached", (name,)), found.reason
+
+
 def test_folders_are_told_apart(tmp_path: Path) -> None:
     _, folder = saved(tmp_path)
     found = locant.hf.inspect_directory(folder)

@@ -34,6 +34,8 @@ def test_stages_stand_for_lengths_and_steps_however_they_are_written() -> None:
     assert recipe(TEXT, curriculum=[{"length": 11, "steps": 3, "batch_size": 4}]).key() != one.key()
     assert recipe(TEXT, "name=other", "train.peak_tflops=3").key() == recipe(TEXT).key()
     assert recipe(TEXT).length == 17 and recipe(TEXT).steps == 9
+    assert [stage.steps for stage in recipe(TEXT, "curriculum.0.steps=2").stages] == [2, 4]
+    assert recipe(TEXT, "curriculum=[]", "train.steps=3").steps == 3
 
 
 @pytest.mark.parametrize(

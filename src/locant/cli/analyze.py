@@ -80,7 +80,7 @@ def analyze(
     with one_sentence():
         from locant.analysis.load import common_length, load_model, read_pairs
         from locant.analysis.protocols import chosen_protocols
-        from locant.compare.environment import environment
+        from locant.compare.environment import command_line, environment
         from locant.data import TextSource, read_text
         from locant.report.analysis_folder import open_analysis_folder
 
@@ -93,7 +93,7 @@ def analyze(
             texts = [document.text for document in read_text(source, progress=False)]
             window = common_length(loaded) if length is None else length
             analyses = [_analyze(one, texts, names, window, rows, seed) for one in loaded]
-            page = output.write(analyses, environment(" ".join(["locant", *sys.argv[1:]])))
+            page = output.write(analyses, environment(command_line()))
         if as_json:
             print(json.dumps(analyses[0].to_dict(), allow_nan=False, ensure_ascii=False))
         else:

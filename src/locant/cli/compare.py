@@ -35,7 +35,7 @@ Examples:
 
   locant compare recipes/quickstart.toml --ray auto
 
-A recipe may have several sizes, tables [sizes.NAME] that are laid over the rest of it; without --size it is cpu where
+A recipe may have several sizes, tables \\[sizes.NAME] that are laid over the rest of it; without --size it is cpu where
 the recipe has that, else the recipe as it is written. Figures that it quotes from papers stand beside the results.
 
 The output folder gets results.json, table.csv, runs.csv, plots and report.html. Stop at any time (Ctrl-C): the same
@@ -67,7 +67,7 @@ def compare(
         int, typer.Option(help="Threads of each run.", show_default="the cores divided among the runs")
     ] = 0,
     size: Annotated[
-        str, typer.Option(help="Which [sizes.NAME] of the recipe.", show_default="cpu, or as it is written")
+        str, typer.Option(help="Which \\[sizes.NAME] of the recipe.", show_default="cpu, or as it is written")
     ] = "",
     ray: Annotated[
         str | None,
@@ -78,6 +78,7 @@ def compare(
     """Parses, compares, prints."""
     with one_sentence():
         from locant.cli.progress import Watcher
+        from locant.compare.environment import command_line
         from locant.compare.on_ray import ray_executor
         from locant.compare.recipe import load_recipe
         from locant.compare.series import compare_series, series_text
@@ -87,7 +88,7 @@ def compare(
 
         loaded = load_recipe(recipe, overrides or [], size)
         folder = out or Path("runs") / loaded.name
-        command = " ".join(["locant", *sys.argv[1:]])
+        command = command_line()
         reports: list[Path] = []
         try:
             with contextlib.ExitStack() as stack:

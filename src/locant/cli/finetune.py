@@ -82,6 +82,7 @@ def finetune(
     """Parses, fine-tunes, prints."""
     with one_sentence():
         from locant.cli.progress import SeedWatcher
+        from locant.compare.environment import command_line
         from locant.compare.fields import build
         from locant.finetune.load import DataChoice, settings_kind
         from locant.finetune.results import read_outcome, to_text
@@ -108,7 +109,7 @@ def finetune(
                     report_to=report_to or (),
                     keep_models=keep_models,
                     watch=watcher if first else lambda event: None,
-                    command=" ".join(["locant", *sys.argv[1:]]),
+                    command=command_line(),
                 )
         except KeyboardInterrupt:
             print(f"\nstopped: what is finished is kept in {folder}; the same command goes on", file=sys.stderr)

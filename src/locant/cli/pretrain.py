@@ -55,6 +55,7 @@ def pretrain(
     """Parses, pre-trains, prints."""
     with one_sentence():
         from locant.cli.progress import PretrainWatcher
+        from locant.compare.environment import command_line
         from locant.pretrain.recipe import load_recipe
         from locant.pretrain.run import pretrain as run
         from locant.pretrain.run import to_text
@@ -71,7 +72,7 @@ def pretrain(
                     folder,
                     report_to=report_to or (),
                     watch=watcher if first else lambda event: None,
-                    command=" ".join(["locant", *sys.argv[1:]]),
+                    command=command_line(),
                 )
         except KeyboardInterrupt:
             print(

@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +21,14 @@ def environment(command: str = "") -> dict[str, Any]:
         "hardware": hardware(),
         "versions": versions(),
         "commit": commit(),
-        "command": command or " ".join(["locant", *sys.argv[1:]]),
+        "command": command or command_line(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def command_line() -> str:
+    """The command that runs here, quoted so that a shell reads it again as it is."""
+    return shlex.join(["locant", *sys.argv[1:]])
 
 
 def available_cores() -> int:

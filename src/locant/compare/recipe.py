@@ -239,6 +239,8 @@ def read_encoding(item: Any, where: str) -> EncodingChoice:
     if "name" not in item:
         raise ValueError(f'recipe: {where} = {item!r} lacks a name; write {{name = "shaw", ...}}')
     name = read_value(str, item["name"], f"{where}.name").replace(" ", "")
+    if not name:
+        raise ValueError(f"recipe: {where} has an empty name, needed that of an encoding; `locant list` shows them")
     nested = read_value(dict, item.get("options", {}), f"{where}.options")
     options = {**nested, **{key: value for key, value in item.items() if key not in ("name", "label", "options")}}
     label = read_value(str, item.get("label", ""), f"{where}.label") or _label(name, options)
@@ -262,10 +264,10 @@ def _label(name: str, options: dict[str, Any]) -> str:
 
 
 def override(table: dict[str, Any], given: str) -> dict[str, Any]:
-    """The table with one `dotted.key=value` put in; keys are checked later, like those of the file."""
+    """The table with one `dotted.key=value` put in (`list.0.key`: in a list's first table); keys are checked later."""
     key, sign, text = given.partition("=")
     key = key.strip()
-    if not sign or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", key):
+    if not sign or not re.fullmatch(r"[A-Za-z_]\w*(\.([A-Za-z_]\w*|\d+))*", key):
         raise ValueError(f"recipe: override {given!r} is not key=value; write for example train.steps=200")
     value = _override_value(text.strip())
     if key == "encodings":
@@ -275,13 +277,19 @@ def override(table: dict[str, Any], given: str) -> dict[str, Any]:
     return _put(table, key.split("."), value, key)
 
 
-def _put(table: dict[str, Any], path: list[str], value: Any, key: str) -> dict[str, Any]:
-    if len(path) == 1:
-        return {**table, path[0]: value}
-    inner = table.get(path[0], {})
-    if not isinstance(inner, dict):
-        raise ValueError(f"recipe: override {key}={value!r}, but {path[0]} is {kind_of(inner)}, not a table")
-    return {**table, path[0]: _put(inner, path[1:], value, key)}
+def _put(inner: Any, path: list[str], value: Any, key: str) -> Any:
+    if not path:
+        return value
+    first, *rest = path
+    if isinstance(inner, list) and first.isdecimal():
+        if int(first) >= len(inner):
+            raise ValueError(f"recipe: override {key}={value!r}, but there are {len(inner)}, counted from 0")
+        return [_put(one, rest, value, key) if at == int(first) else one for at, one in enumerate(inner)]
+    if not isinstance(inner, dict) or first.isdecimal():
+        before = ".".join(key.split(".")[: -len(path)])
+        needed = "a list" if first.isdecimal() else "a table"
+        raise ValueError(f"recipe: override {key}={value!r}, but {before} is {kind_of(inner)}, not {needed}")
+    return {**inner, first: _put(inner.get(first, {}), rest, value, key)}
 
 
 def _override_value(text: str) -> Any:

@@ -173,7 +173,7 @@ def _recorded(
 def _disagreement(stacks: list[dict[str, Any]], added: list[str]) -> str:
     """How what a record asks for and the tensors that are there tell different stories; empty where they do not."""
     try:
-        needed = any(_has_parameters(stack) for stack in stacks)
+        needed = any(_has_tensors(stack) for stack in stacks)
     except Exception as error:  # whatever a broken record brings about
         return f", which cannot be built here: {error}"
     if needed and not added:
@@ -183,7 +183,8 @@ def _disagreement(stacks: list[dict[str, Any]], added: list[str]) -> str:
     return ""
 
 
-def _has_parameters(stack: dict[str, Any]) -> bool:
+def _has_tensors(stack: dict[str, Any]) -> bool:
+    """Whether something of a recorded stack is saved: parameters, or the draws of a transform."""
     names = stack["encoding"] if isinstance(stack["encoding"], list) else [stack["encoding"]]
     given = {**stack["sizes"], **stack["options"]}
     used = {option for name in names for part in name.split("+") for option in option_names(part.strip())}
@@ -191,7 +192,7 @@ def _has_parameters(stack: dict[str, Any]) -> bool:
     if unknown:
         raise ValueError(f"{', '.join(names)}: no part takes the option {unknown[0]!r}={given[unknown[0]]!r}")
     with torch.device("meta"):
-        return any(True for name in names for _ in _built(name, given).parameters())
+        return any(_built(name, given).state_dict() for name in names)
 
 
 def _built(name: str, given: dict[str, Any]) -> Encoding:

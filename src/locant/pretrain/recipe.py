@@ -206,7 +206,7 @@ def read_recipe(table: dict[str, Any], overrides: Sequence[str] = ()) -> Pretrai
             if name in train:
                 raise ValueError(
                     f"recipe: train.{name} = {train[name]!r} and a curriculum came together, and each stage says its "
-                    f"own {name}; drop either"
+                    f"own {name}; drop either (curriculum=[] drops the stages), or set curriculum.0.{name}"
                 )
     recipe = build(PretrainRecipe, table)
     _check_encoding(recipe)
