@@ -12,6 +12,7 @@ import pytest
 import locant.report
 from locant.compare.conclusions import conclusions
 from locant.compare.results import ResultTable, RunResult
+from locant.plots import figures
 from locant.plots.style import DARK
 from locant.report import render, write_report
 from tests.browser import Page, browse
@@ -51,7 +52,20 @@ def twenty() -> str:
 
 @pytest.mark.parametrize("name", sparse_tables())
 def test_every_table_gives_a_whole_page(name):
-    check_page(render(sparse_tables()[name]))
+    table = sparse_tables()[name]
+    check_page(render(table), len(figures(table)))
+
+
+def test_figures_with_nothing_to_show_are_left_out():
+    table = make_table()
+    assert list(figures(table)) == ["loss_by_step", "loss_by_length", "loss_by_shift", "speed_against_quality"]
+    trained = [score for score in table.runs[0].lengths if score.factor == 1]
+    bare = tuple(dataclasses.replace(run, lengths=tuple(trained), shifts=()) for run in table.runs)
+    table = dataclasses.replace(table, runs=bare, speeds={})
+    assert list(figures(table)) == ["loss_by_step"]
+    text = render(table)
+    check_page(text, 1)
+    assert "under shifted ids" not in text and "under shifted ids" in render(make_table())
 
 
 def test_twenty_encodings_give_a_whole_page_under_two_megabytes(twenty):
@@ -59,7 +73,7 @@ def test_twenty_encodings_give_a_whole_page_under_two_megabytes(twenty):
     assert len(twenty.encode()) < 2_000_000
 
 
-def check_page(text: str) -> None:
+def check_page(text: str, count: int = 4) -> None:
     page = Page(text)
     assert text.lower().startswith("<!doctype html>") and page.all("html") == [{"lang": "en"}]
     ids = page.values("id")
@@ -71,9 +85,9 @@ def check_page(text: str) -> None:
     for target in page.values("aria-labelledby"):
         assert target in ids
     assert not re.search(r"https?:|src=|@import|<link|<iframe|xmlns", text), "the page refers to something outside"
-    assert len(page.all("figure")) == len(page.all("figcaption")) == 4
+    assert len(page.all("figure")) == len(page.all("figcaption")) == count
     drawings = page.all("svg")
-    assert len(drawings) == 8 and all(svg["role"] == "img" and svg["aria-label"] for svg in drawings)
+    assert len(drawings) == 2 * count and all(svg["role"] == "img" and svg["aria-label"] for svg in drawings)
     captions = [content for tag, content in page.text if tag == "figcaption"]
     assert all(caption.endswith(".") and caption.count(". ") == 0 for caption in captions)
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]

@@ -126,7 +126,7 @@ def compare(
 def _save_plots(table: ResultTable, folder: Path) -> None:
     from locant import plots
 
-    for name in ("loss_by_step", "loss_by_length", "loss_by_shift", "speed_against_quality"):
-        figure = getattr(plots, name)(table)
+    for name, draw in plots.figures(table).items():
+        figure = draw(table)
         for suffix in ("svg", "png"):
             plots.save(figure, folder / f"{name}.{suffix}")

@@ -26,8 +26,11 @@ def to_text(table: ResultTable) -> str:
     factors = sorted({(one.length, one.factor) for row in rows for one in row.lengths if one.factor != 1})
     header = ["#", "encoding", "seeds", f"{words.loss} at {table.trained_length}", f"against {table.baseline}"]
     header += [words.scored, *map(spoken, score_names(rows))]
-    header += [f"{words.loss} at {length} ({factor:g}x)" for length, factor in factors] + ["max shift change"]
+    header += [f"{words.loss} at {length} ({factor:g}x)" for length, factor in factors]
     quality = [_quality_cells(row, [length for length, _ in factors], score_names(rows), words.mark) for row in rows]
+    if any(row.shifts for row in rows):
+        header.append("max shift change")
+        quality = [[*cells, shift_text(row.max_shift_change)] for cells, row in zip(quality, rows, strict=True)]
     paces = [pace(table, row.encoding) for row in rows]
     if any(paces):
         header.append(f"steps to the end of {table.baseline}")
@@ -166,7 +169,7 @@ def _quality_cells(row: Row, lengths: Sequence[int], scores: Sequence[str], mark
     cells.append("baseline" if row.is_baseline else difference_text(trained.difference if trained else None))
     accuracy = trained.accuracy if trained else None
     cells += [score_text(one, mark) for one in (accuracy, *(row.scores.get(name) for name in scores))]
-    return [*cells, *(length_text(at_length.get(length)) for length in lengths), shift_text(row.max_shift_change)]
+    return [*cells, *(length_text(at_length.get(length)) for length in lengths)]
 
 
 def _cost_lines(rows: Sequence[Row]) -> list[str]:

@@ -15,7 +15,7 @@ from locant.plots.analysis import (
     word_position_maps,
 )
 from locant.plots.bench import cost_of_attention
-from locant.plots.compare import loss_by_length, loss_by_shift, loss_by_step, speed_against_quality
+from locant.plots.compare import figures, loss_by_length, loss_by_shift, loss_by_step, speed_against_quality
 from locant.plots.curves import loss_curves
 from locant.plots.style import ONE_COLUMN, TWO_COLUMN, save, to_svg
 
@@ -26,6 +26,7 @@ __all__ = [
     "attention_by_offset",
     "cost_of_attention",
     "drift_by_shift",
+    "figures",
     "invariance_over_training",
     "locality_by_layer",
     "loss_by_length",

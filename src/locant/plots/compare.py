@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from matplotlib.artist import Artist
@@ -33,6 +33,18 @@ class _Line:
     x: list[float]
     y: list[float]
     deviation: list[float]
+
+
+def figures(table: ResultTable) -> dict[str, Callable[..., Figure]]:
+    """By name, those of the four that have something to show: several lengths, shifted ids, measured speeds."""
+    lengths = {score.length for run in table.runs for score in run.lengths}
+    shown = {
+        loss_by_step: True,
+        loss_by_length: len(lengths) > 1,
+        loss_by_shift: any(score.shift for run in table.runs for score in run.shifts),
+        speed_against_quality: bool(table.speeds),
+    }
+    return {draw.__name__: draw for draw, something in shown.items() if something}
 
 
 def loss_by_step(table: ResultTable, width: float = TWO_COLUMN) -> Figure:

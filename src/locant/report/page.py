@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from locant.compare.results import ResultTable
 from locant.compare.scored import score_names, spoken
 from locant.compare.summary import CLEAR, LEANING, LEVEL, Difference, LengthSummary, Row, summarise
 from locant.compare.tables import count_text, length_text, score_text, seeds_text, shift_text, spread_text
-from locant.plots import ONE_COLUMN, TWO_COLUMN, loss_by_length, loss_by_shift, loss_by_step, speed_against_quality
-from locant.plots.style import DASHES, Figure, marks
+from locant.plots import ONE_COLUMN, TWO_COLUMN, figures
+from locant.plots.style import DASHES, marks
 from locant.report.figures import color_reference, color_rules, inline_svg
 from locant.training.folder import write_atomically
 
@@ -158,7 +158,9 @@ def _quality_head(table: ResultTable, rows: Sequence[Row]) -> list[tuple[str, st
     ]
     if pace(table, table.baseline):
         head.append(("Steps", f"to the end of {table.baseline}"))
-    return [*head, ("Max change", "under shifted ids"), ("Rank", "by loss"), ("Seeds", "finished")]
+    if any(row.shifts for row in rows):
+        head.append(("Max change", "under shifted ids"))
+    return [*head, ("Rank", "by loss"), ("Seeds", "finished")]
 
 
 def _quality_cells(table: ResultTable, rows: Sequence[Row], row: Row) -> list[Cell]:
@@ -166,13 +168,14 @@ def _quality_cells(table: ResultTable, rows: Sequence[Row], row: Row) -> list[Ce
     at_length = {one.length: one for one in row.lengths}
     mark = words_of(table).mark
     scores = (trained.accuracy if trained else None, *(row.scores.get(name) for name in score_names(rows)))
+    shift = Cell(shift_text(row.max_shift_change).replace("-", "–"), value=row.max_shift_change)
     return [
         _loss_cell(trained),
         Cell("baseline", value=0.0, tone="open") if row.is_baseline else _difference_cell(trained),
         *(Cell(score_text(one, mark), value=one.mean) if one and one.n else Cell("–", tone="absent") for one in scores),
         *(_loss_cell(at_length.get(length), table.baseline) for length in _other_lengths(table, rows)),
         *_pace_cells(table, row),
-        Cell(shift_text(row.max_shift_change).replace("-", "–"), value=row.max_shift_change),
+        *([shift] if any(other.shifts for other in rows) else []),
         Cell("–" if row.rank is None else str(row.rank), value=row.rank),
         Cell(seeds_text(row), value=row.done, tone="worse" if row.done < row.planned else ""),
     ]
@@ -297,41 +300,37 @@ def _figures(table: ResultTable, rows: Sequence[Row]) -> list[Plot]:
             f" Lowest at the end: {first.encoding} at {first.loss:.3f}; highest: {last.encoding} at {last.loss:.3f}."
         )
     count, words = f"{len(table.encodings)} encodings", words_of(table)
-    drawings: tuple[tuple[str, Callable[..., Figure], str, str, str], ...] = (
-        (
+    drawings = {
+        "loss_by_step": (
             "step",
-            loss_by_step,
             "Loss by step",
             f"Line plot: loss during training for {count}.{extremes}",
-            "Loss while training, mean over seeds with a band of one standard deviation; a lower line learned more "
+            "Loss on the way, mean over seeds with a band of one standard deviation; a lower line learned more "
             "from the same text, and the first steep part is cut off above.",
         ),
-        (
+        "loss_by_length": (
             "length",
-            loss_by_length,
             "Loss by length",
             f"Line plot: {words.measure} by window length for {count}, trained at {table.trained_length} "
             f"{words.trained}.",
             "Loss on windows as long as in training (dotted line) and longer; a flat line keeps its quality on text "
             "longer than it ever saw, a rising one does not.",
         ),
-        (
+        "loss_by_shift": (
             "shift",
-            loss_by_shift,
             "Loss by shift",
             f"Line plot: change of the validation loss when all position ids are shifted, for {count}.",
             "Change of the loss when the same number is added to all position ids; an encoding at zero does not care "
             "where a text starts, one above zero does.",
         ),
-        (
+        "speed_against_quality": (
             "speed",
-            speed_against_quality,
             "Speed against quality",
             f"Scatter plot: {words.measure} against training tokens per second for {count}.",
             "Each encoding's loss against its training speed; lower and farther right is better, and the dotted steps "
             "join those that no other beats in both.",
         ),
-    )
+    }
     return [
         Plot(
             name,
@@ -340,5 +339,6 @@ def _figures(table: ResultTable, rows: Sequence[Row]) -> list[Plot]:
             wide=Markup(inline_svg(draw(table, TWO_COLUMN), f"{name}-wide", description)),
             narrow=Markup(inline_svg(draw(table, ONE_COLUMN), f"{name}-narrow", description)),
         )
-        for name, draw, heading, description, caption in drawings
+        for key, draw in figures(table).items()
+        for name, heading, description, caption in [drawings[key]]
     ]
