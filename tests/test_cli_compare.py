@@ -52,7 +52,7 @@ def test_a_comparison_ends_with_its_table_and_the_path_of_its_report(recipe: Pat
     assert {path.stem for path in (out / "plots").iterdir()} == {
         "loss_by_step",
         "loss_by_shift",
-        "speed_against_quality",
+        "loss_by_length",
     }
     assert "none seed 1" in result.stderr
     again = RUNNER.invoke(app, ["compare", str(recipe), "train.steps=2"])
