@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 import locant.finetune.run as run_module
 import locant.hf
 from locant.cli import app
+from locant.cli.finetune import default_folder
 from locant.cli.progress import SeedWatcher
 from locant.finetune.batches import Feature, Schedule
 from locant.finetune.load import DataChoice
@@ -530,6 +531,11 @@ def test_the_command_trains_several_seeds_prints_the_table_and_keeps_what_is_fin
     assert not (tmp_path / "runs" / "glue-rte-tiny-tisa" / "runs" / "seed1" / "model").exists()
     again = RUNNER.invoke(app, [*plain, "--json"])
     assert "seed 1: finished before" in again.stderr and json.loads(again.stdout)["format"] == "locant.finetune.results"
+
+
+def test_the_folder_is_called_after_the_run_that_left_the_model() -> None:
+    assert default_folder("glue/rte", "runs/bert-tisa/model") == Path("runs/glue-rte-bert-tisa")
+    assert default_folder("squad", "./minilm/", "shaw") == Path("runs/squad-minilm-shaw")
 
 
 def test_a_terminal_shows_step_loss_and_tokens_per_second() -> None:

@@ -100,7 +100,7 @@ def test_the_page_of_a_pre_training_run_has_its_losses_curves_and_recipe(tmp_pat
     lines = [*steps([9.5, 8.25]), {"event": "validation", "step": 2, "tokens": 14, "loss": 8.125}]
     folder = write_log(tmp_path / "bert-tisa", lines)
     body = {
-        "recipe": {"host": {"family": "bert"}},
+        "recipe": {"host": {"family": "bert", "num_layers": 5}, "encoding": {"label": "tisa"}},
         "parameters": {"all": {"model": 12345}},
         "environment": {"date": "2026-11-30T11:00:00", "commit": "0a1b2c"},
     }
@@ -110,7 +110,12 @@ def test_the_page_of_a_pre_training_run_has_its_losses_curves_and_recipe(tmp_pat
     page = check_page(text)
     cells = [content for tag, content in page.text if tag == "td"]
     assert cells == ["8.2500", "8.1250", "1,234", "2.5%", "61"]
-    for words in ("bert-tisa", "2 steps, 14 tokens", "0a1b2c", "12345"):
+    for words in (
+        "bert-tisa",
+        "bert of 5 layers, width 128, 2 heads, with tisa; 2 steps, 14 tokens",
+        "0a1b2c",
+        "12345",
+    ):
         assert words in text, words
     assert [curve.validation for curve in pretrain_page(found, folder).curves] == [False, True]
     failed = Pretrained(2, 14, None, {}, None, None, None, "loss is nan at step 3")

@@ -94,8 +94,7 @@ def finetune(
         chosen = build(settings_kind(task), _table(settings))
         choice = ModelChoice(model, tokenizer, attach, init, keep_absolute, _table(option))
         others = tuple(read_outcome(folder) for folder in against or [])
-        name = "-".join(part for part in (task.replace("/", "-"), Path(model).name, attach) if part)
-        folder = out or Path("runs") / name
+        folder = out or default_folder(task, model, attach)
         first = os.environ.get("RANK", "0") == "0"
         try:
             with SeedWatcher() as watcher, contextlib.redirect_stdout(sys.stderr):  # trackers print
@@ -136,3 +135,10 @@ def _table(given: list[str] | None) -> dict[str, Any]:
     from locant.compare.recipe import override
 
     return functools.reduce(override, given or [], {})
+
+
+def default_folder(task: str, model: str, encoding: str = "") -> Path:
+    """Where a run goes that has no --out; `locant pretrain` leaves every model in a folder called model."""
+    whose = Path(model).resolve()
+    whose = whose.parent if whose.name == "model" else whose
+    return Path("runs") / "-".join(part for part in (task.replace("/", "-"), whose.name, encoding) if part)

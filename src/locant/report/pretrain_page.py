@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from locant.compare.curves import read_curves
+from locant.pretrain.hosts import HostChoice
 from locant.pretrain.run import Pretrained
 from locant.report.run_page import RunPage, write_run_page
 
@@ -34,11 +36,21 @@ def pretrain_page(found: Pretrained, folder: Path) -> RunPage:
     return RunPage(
         command="locant pretrain",
         title=folder.resolve().name,
-        overview=f"{found.steps:,} steps, {found.tokens:,} tokens; losses in nats",
+        overview=f"{_model(body['recipe'])}; {found.steps:,} steps, {found.tokens:,} tokens; losses in nats",
         head=("Number", "Value"),
         rows=tuple(numbers),
         sentences=(f"There is no model: {found.reason}",) if found.reason else (),
         curves=curves,
         setting={**body["recipe"], "parameters": body["parameters"]},
         environment=body["environment"],
+    )
+
+
+def _model(recipe: dict[str, Any]) -> str:
+    """The host with the sizes that it has, whether they were given or are those of its name; and the encoding."""
+    host = HostChoice(**recipe["host"])
+    size = host.sizes
+    return (
+        f"{host.family} of {size.num_layers} layers, width {size.model_dim}, {size.num_heads} heads, with "
+        f"{recipe['encoding']['label']}"
     )
