@@ -548,10 +548,11 @@ def test_a_terminal_shows_step_loss_and_tokens_per_second() -> None:
         watcher(step)
         watcher.progress.refresh()
         watcher({"event": "evaluate", "seed": 3})
-        watcher({"event": "end", "seed": 3, "reason": None, "scores": {"dev": {"pearson": None, "f1": 0.5}}})
+        scores = {"dev": {"pearson": None, "f1": 0.5}}
+        watcher({"event": "end", "seed": 3, "reason": None, "scores": scores, "task": "glue/mrpc"})
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.getvalue())
     assert re.search(r"seed 3 \(2 of 2\).* 4/9 loss 0.512  1,23[45] tokens/s", text)
-    assert "seed 3 (2 of 2): dev pearson -, dev f1 0.5" in text
+    assert "seed 3 (2 of 2): dev pearson -, dev f1 50" in text
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,11 @@ class SeedWatcher(RunWatcher):
             self._update(self.bar, note="evaluating")
 
     def _end(self, event: dict[str, Any]) -> None:
-        named = ((f"{dev} {name}", value) for dev, values in event["scores"].items() for name, value in values.items())
+        from locant.finetune.results import scale_of
+
+        scale = scale_of(event["task"])  # as in the table
+        scores = ((dev, name, value) for dev, values in event["scores"].items() for name, value in values.items())
+        named = ((f"{dev} {name}", None if value is None else scale * value) for dev, name, value in scores)
         self._finish(event["reason"], named)
 
 

@@ -223,7 +223,7 @@ def _train(job: Job, seed: int, folder: Path, checkpoint: Path | None, broken: l
         "environment": environment(),
     }
     _keep(job, seed, trainer, scored, body)
-    job.watch({"event": "end", "seed": seed, "reason": reason, "scores": result.scores})
+    job.watch({"event": "end", "seed": seed, "reason": reason, "scores": result.scores, "task": job.recipe["task"]})
     return body
 
 
