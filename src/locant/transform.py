@@ -7,6 +7,7 @@ gradient checkpointing with the same ones. The draw and the use are two function
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -117,3 +118,12 @@ def documents_of(positions: Positions) -> Shaped[Tensor, "B 1"] | Shaped[Tensor,
 def of_queries(values: Shaped[Tensor, "B N"], positions: Positions) -> Shaped[Tensor, "B N2"]:
     """Values of the keys [B J], or of the rows [B 1], as values of the queries, which are the last keys."""
     return values if values.shape[-1] == 1 else values[:, positions.num_keys - positions.num_queries :]
+
+
+def check_ranges(who: str, global_shift: float, local_shift: float, scaling: float) -> None:
+    """Raise a ValueError for ranges that nothing can be drawn from."""
+    if not (0 <= global_shift < math.inf and 0 <= local_shift < math.inf and 1 <= scaling < math.inf):
+        raise ValueError(
+            f"{who}: global_shift={global_shift}, local_shift={local_shift} and scaling={scaling} are no ranges; give "
+            "finite numbers, shifts >= 0 and scaling >= 1"
+        )

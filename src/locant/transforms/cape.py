@@ -19,7 +19,7 @@ from torch import Tensor
 
 from locant.encoding import Paper, Properties
 from locant.positions import Positions
-from locant.transform import Transform, documents_of, of_queries, rows_of
+from locant.transform import Transform, check_ranges, documents_of, of_queries, rows_of
 
 
 @dataclass(frozen=True)
@@ -148,15 +148,6 @@ class Cape(Transform):
             return (key * counted).sum(-1, keepdim=True) / counted.sum(-1, keepdim=True).clamp(min=1)
         together = (documents[..., :, None] == documents[..., None, :]) * counted[..., None, :]
         return (together * key[..., None, :]).sum(-1) / together.sum(-1).clamp(min=1)
-
-
-def check_ranges(who: str, global_shift: float, local_shift: float, scaling: float) -> None:
-    """Raise a ValueError for ranges that nothing can be drawn from."""
-    if not (0 <= global_shift < math.inf and 0 <= local_shift < math.inf and 1 <= scaling < math.inf):
-        raise ValueError(
-            f"{who}: global_shift={global_shift}, local_shift={local_shift} and scaling={scaling} are no ranges; give "
-            "finite numbers, shifts >= 0 and scaling >= 1"
-        )
 
 
 def uniform(shape: tuple[int, ...], most: float, generator: torch.Generator) -> Float[Tensor, "..."]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from locant.encoding import Paper, Properties
 from locant.positions import Positions
-from locant.transform import Transform, rows_of
+from locant.transform import Transform, check_ranges, rows_of
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,7 @@ class Cape2d(Transform):
             raise ValueError(
                 f"cape_2d: {height} x {width} patches after {prefix} tokens are no grid; give 1 x 1 or more"
             )
-        if not (0 <= global_shift < math.inf and 0 <= local_shift < math.inf and 1 <= scaling < math.inf):
-            raise ValueError(
-                f"cape_2d: global_shift={global_shift}, local_shift={local_shift} and scaling={scaling} are no ranges; "
-                "give finite numbers, shifts >= 0 and scaling >= 1"
-            )
+        check_ranges("cape_2d", global_shift, local_shift, scaling)
         self.model_dim, self.height, self.width, self.prefix = model_dim, height, width, prefix
         self.global_shift, self.local_shift, self.scaling = global_shift, local_shift, scaling
         self.token_factor = math.sqrt(model_dim) if scale_tokens else 1.0
