@@ -210,6 +210,20 @@ def test_files_or_a_model_that_changed_are_refused(model: Path, glue: Path, tmp_
         find_objective("finetune").read(recipe, tmp_path / "out" / "text")
 
 
+def test_a_damaged_record_of_the_files_is_no_licence_to_go_on(model: Path, glue: Path, tmp_path: Path) -> None:
+    text, task = tmp_path / "out" / "text", find_objective("finetune")
+    text.parent.mkdir()
+    recipe = read_recipe(body(model, glue))
+    task.prepare(recipe, text, progress=False)
+    kept = text / "facts.json"
+    kept.write_text(kept.read_text()[:-9])
+    with pytest.raises(ValueError, match=r"facts.json' is damaged, needed to tell .*'.*out' began with; delete it"):
+        task.prepare(recipe, text, progress=False)
+    assert kept.is_file()
+    kept.unlink()
+    task.read(recipe, text)
+
+
 def test_a_model_of_an_encoding_s_own_that_changed_is_refused(model: Path, glue: Path, tmp_path: Path) -> None:
     other = save_model(tmp_path / "other", **STILL)
     row = {"name": "as_saved", "label": "other", "model": str(other)}

@@ -100,7 +100,7 @@ class FineTuning:
         from locant.compare.text import whole_folder
 
         data = self.read(recipe, folder)
-        kept = read_whole(folder / FACTS)
+        kept = _facts(folder)
         models = {**(kept or {}).get(OWN_MODELS, {}), **data.facts.get(OWN_MODELS, {})}
         text = json.dumps({**data.facts, **({OWN_MODELS: models} if models else {})}, indent=1)
         if kept is None:
@@ -113,7 +113,7 @@ class FineTuning:
     def read(self, recipe: Recipe, folder: Path) -> TuningData:
         """Examples, tokenized, on whatever machine. Raises: ValueError where they are not those of the beginning."""
         data = _read(recipe, self.trained_length(recipe))
-        if (before := read_whole(folder / FACTS)) is not None:
+        if (before := _facts(folder)) is not None:
             here = json.loads(json.dumps(data.facts))
             theirs, ours = before.pop(OWN_MODELS, {}), here.pop(OWN_MODELS, {})
             both = theirs.keys() & ours.keys()
@@ -166,6 +166,17 @@ class TuningData:
     settings: FinetuneSettings
     tokenizer: Any
     facts: dict[str, Any]
+
+
+def _facts(folder: Path) -> dict[str, Any] | None:
+    """What was kept of files and models when a folder was begun. Raises: ValueError where it is damaged."""
+    kept = read_whole(folder / FACTS)
+    if kept is None and (folder / FACTS).is_file():
+        raise ValueError(
+            f"compare: {str(folder / FACTS)!r} is damaged, needed to tell whether files and models are those that "
+            f"{str(folder.parent)!r} began with; delete it if you know that they are, or give another --out"
+        )
+    return kept
 
 
 def _read(recipe: Recipe, length: int) -> TuningData:
